@@ -1,0 +1,73 @@
+"""Many clients' weights into one: the weighted mean and its robust relatives.
+
+All of them treat BatchNorm statistics like any other tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsieve.errors import check
+from fedsieve.models.weights import check_alike
+from fedsieve.types import Weights
+
+
+def weighted_mean(weights: Sequence[Weights], by: Sequence[float]) -> Weights:
+    """Σ_k by_k·w_k / Σ_k by_k.
+
+    Computed as a running mean in the order given, m ← m + (by_k / Σ_{j≤k} by_j)(w_k − m), so that
+    the mean of equal weights is exactly these. A client with by_k = 0 is left out.
+    """
+    _check_clients(weights)
+    check(
+        len(by) == len(weights),
+        f"There are {len(weights)} clients' weights but {len(by)} numbers to weigh them by.",
+    )
+    check(
+        all(math.isfinite(share) and share >= 0 for share in by),
+        f"Clients must be weighed by finite numbers that are not negative, not by {list(by)}.",
+    )
+    counted = [(client, share) for client, share in zip(weights, by, strict=True) if share > 0]
+    check(bool(counted), "All clients weigh 0, so there is no mean; leave such rounds out.")
+
+    names = list(weights[0])
+    first, total = counted[0]
+    mean = [first[name].clone() for name in names]
+    for client, share in counted[1:]:
+        total += share
+        torch._foreach_lerp_(mean, [client[name] for name in names], share / total)
+    return dict(zip(names, mean, strict=True))
+
+
+def median(weights: Sequence[Weights]) -> Weights:
+    """The median of each coordinate; for an even number of clients the mean of the middle two."""
+    _check_clients(weights)
+    return _mean_of_middle(weights, (len(weights) - 1) // 2)
+
+
+def trimmed_mean(weights: Sequence[Weights], share: float) -> Weights:
+    """The mean of each coordinate without its ⌊share·n⌋ smallest and as many largest values."""
+    _check_clients(weights)
+    check(0 <= share < 0.5, f"The share to trim at each end lies in [0, 0.5), and is {share}.")
+    # The small addend keeps products such as 0.29 · 100 = 28.999… from losing a client.
+    return _mean_of_middle(weights, math.floor(share * len(weights) + 1e-9))
+
+
+def _mean_of_middle(weights: Sequence[Weights], cut: int) -> Weights:
+    """The mean of each coordinate between its `cut` smallest and `cut` largest values."""
+
+    def of(tensors: list[Tensor]) -> Tensor:
+        ordered = torch.stack(tensors).sort(dim=0).values
+        return ordered[cut : len(tensors) - cut].mean(dim=0)
+
+    return {name: of([client[name] for client in weights]) for name in weights[0]}
+
+
+def _check_clients(weights: Sequence[Weights]) -> None:
+    check(len(weights) > 0, "There are no clients' weights to aggregate; let one take part.")
+    for k, client in enumerate(weights[1:], start=1):
+        check_alike(weights[0], client, "client 0 of the round", f"client {k} of the round")

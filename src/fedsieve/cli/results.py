@@ -1,0 +1,211 @@
+"""Finished runs as a table: rows are methods, columns are scenes, entries are over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fedsieve.errors import FedsieveError, check
+
+Settings: TypeAlias = Mapping[str, Any]
+"""Dotted setting → value."""
+
+SCENE_SETTINGS = ("data.", "scene.")
+"""Settings with these beginnings belong to a column; all others to a row."""
+IRRELEVANT = ("seed", "name", "data.path")
+"""Settings in which the runs of one entry may differ, besides those of the engine."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: its settings and its summary."""
+
+    settings: Settings
+    summary: Mapping[str, Any]
+
+    @staticmethod
+    def of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Outcome:
+        """From the nested tables of config.toml and summary.json."""
+        return Outcome(flat(config), summary)
+
+    @property
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        """What two runs of the same entry have in common."""
+        return _key(self.settings, lambda path: True)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric over the seeds of one entry."""
+
+    mean: float
+    std: float | None
+    """With n − 1 in the denominator; None for a single seed."""
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Outcomes by row and column."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    entries: Mapping[tuple[str, str], Sequence[Outcome]]
+
+    def score(self, row: str, column: str, metric: str) -> Score | None:
+        """The metric of one entry; None where no run of it knows the metric."""
+        return score_of(self.entries.get((row, column), ()), metric)
+
+    def in_column(self, column: str) -> list[Outcome]:
+        return [o for (_, c), outcomes in self.entries.items() if c == column for o in outcomes]
+
+
+def find_outcomes(folders: Iterable[Path]) -> tuple[list[Outcome], int]:
+    """The finished runs below the folders, and how many unfinished ones lie there, too."""
+    found: dict[Path, Outcome] = {}
+    unfinished: set[Path] = set()
+    for top in folders:
+        check(top.is_dir(), f"There is no folder {top}; give the folder that a run was written to.")
+        for name, below, files in os.walk(top):
+            below.sort()
+            if "config.toml" not in files:
+                continue
+            folder = Path(name).resolve()
+            if "summary.json" in files:
+                found[folder] = _read(Path(name))
+            else:
+                unfinished.add(folder)
+    return list(found.values()), len(unfinished)
+
+
+def once_per_seed(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcomes without those that repeat a seed of the same settings."""
+    first: dict[Any, Outcome] = {}
+    for outcome in outcomes:
+        first.setdefault((outcome.identity, outcome.settings.get("seed")), outcome)
+    return list(first.values())
+
+
+def arrange(outcomes: Sequence[Outcome]) -> Arranged:
+    """Put outcomes into rows (methods) and columns (scenes), named by what differs."""
+    row_names = _names([_part(o, in_scene=False) for o in outcomes], _row_name)
+    column_names = _names([_part(o, in_scene=True) for o in outcomes], _column_name)
+    entries: dict[tuple[str, str], list[Outcome]] = {}
+    for place, outcome in zip(zip(row_names, column_names, strict=True), outcomes, strict=True):
+        entries.setdefault(place, []).append(outcome)
+    return Arranged(tuple(dict.fromkeys(row_names)), tuple(dict.fromkeys(column_names)), entries)
+
+
+def score_of(outcomes: Sequence[Outcome], metric: str) -> Score | None:
+    values = [float(v) for o in outcomes if (v := o.summary.get(metric)) is not None]
+    values = [v for v in values if math.isfinite(v)]
+    if not values:
+        return None
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Score(statistics.fmean(values), std, len(values))
+
+
+def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """A nested table as dotted setting → value."""
+    result: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{where}{key}.")
+        else:
+            result[f"{where}{key}"] = value
+    return result
+
+
+def _read(folder: Path) -> Outcome:
+    config, summary = folder / "config.toml", folder / "summary.json"
+    try:
+        return Outcome.of(
+            tomllib.loads(config.read_text(encoding="utf-8")),
+            dict(json.loads(summary.read_bytes())),
+        )
+    except (ValueError, TypeError) as error:
+        raise FedsieveError(
+            f"The results in {folder} cannot be read ({error}); delete or repair that folder."
+        ) from None
+
+
+def _key(settings: Settings, belongs: Any) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (path, repr(value))
+        for path, value in sorted(settings.items())
+        if belongs(path) and path not in IRRELEVANT and not path.startswith("engine.")
+    )
+
+
+def _part(outcome: Outcome, *, in_scene: bool) -> dict[str, Any]:
+    names = {
+        path
+        for path, _ in _key(outcome.settings, lambda p: p.startswith(SCENE_SETTINGS) == in_scene)
+    }
+    return {path: value for path, value in outcome.settings.items() if path in names}
+
+
+def _names(parts: Sequence[Settings], name: Any) -> list[str]:
+    """A name for each part; equal parts get the same, different parts different names."""
+    keys = [repr(sorted(part.items())) for part in parts]
+    distinct = dict(zip(keys, parts, strict=True))
+    named: dict[str, str] = {}
+    for key, part in distinct.items():
+        text = name(part, list(distinct.values()))
+        while text in named.values():  # short names may meet
+            text += "*"
+        named[key] = text
+    return [named[key] for key in keys]
+
+
+def _row_name(part: Settings, parts: Sequence[Settings]) -> str:
+    """The method, and what differs from other rows; its own settings only from its namesakes."""
+    method = str(part.get("method.name", "?"))
+    namesakes = [other for other in parts if other.get("method.name") == method]
+    differing = [path for path in _differing(namesakes) if path.startswith("method.")]
+    differing += [path for path in _differing(parts) if not path.startswith("method.")]
+    words = [f"{_leaf(path)}={_text(part[path])}" for path in differing if path in part]
+    return " ".join([method, *words])
+
+
+def _column_name(part: Settings, parts: Sequence[Settings]) -> str:
+    """What differs from other scenes: data, clients, partition and noise; else the data's name."""
+    differing = _differing(parts)
+    words = [f"{_text(part['data.source'])}"] if "data.source" in differing else []
+    if "scene.clients" in differing:
+        words.append(f"{part['scene.clients']} clients")
+    for section, kind_word in (("scene.partition.", "{}"), ("scene.noise.", "{} noise")):
+        kind = part.get(f"{section}kind")
+        paths = [path for path in differing if path.startswith(section)]
+        if section == "scene.noise." and kind == "none":
+            words += ["no noise"] if paths else []
+            continue
+        if f"{section}kind" in paths:
+            words.append(kind_word.format(kind))
+        words += [
+            f"{_leaf(path)}={_text(part[path])}"
+            for path in paths
+            if path in part and _leaf(path) != "kind"
+        ]
+    return ", ".join(words) or _text(part.get("data.source", "all"))
+
+
+def _differing(parts: Sequence[Settings]) -> list[str]:
+    """The settings that are not the same in all parts, in the order in which they were written."""
+    paths = dict.fromkeys(path for part in parts for path in part)
+    return [path for path in paths if len({repr(part.get(path)) for part in parts}) > 1]
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _text(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)

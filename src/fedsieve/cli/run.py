@@ -1,0 +1,137 @@
+"""`fedsieve run`: carry out a recipe, or the grid of runs that it describes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsieve.cli import INTERRUPTED
+from fedsieve.cli.grid import read_command
+from fedsieve.cli.options import POSITIONAL
+from fedsieve.cli.output import print_table
+from fedsieve.cli.progress import watcher
+from fedsieve.cli.results import Arranged, Outcome, arrange, score_of
+from fedsieve.cli.table import score_text
+from fedsieve.errors import FedsieveError
+from fedsieve.recipe import recipe_table
+from fedsieve.simulate.directory import SUMMARY
+from fedsieve.simulate.run import LAST_ROUNDS, RunInterruptedError, run
+
+FILES = {
+    "summary.json": "the result in a few numbers",
+    "metrics.jsonl": "one line per round: accuracy, losses, diagnostics, seconds, bytes",
+    "clients.jsonl": "one line per client and round",
+    "model.safetensors": "the global model after the last round",
+    "scene.safetensors": "who held what, with which labels",
+    "config.toml": "every setting; `fedsieve run` takes it as a recipe",
+    "env.json": "versions, hardware and command",
+}
+"""What a run leaves in its folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Train a recipe. The same command again goes on where it was stopped, and skips what is
+    finished."""
+
+    recipe: str | None = field(default=None, metadata=POSITIONAL)
+    """A TOML file, or a name from `fedsieve recipes`; without it: the built-in demonstration."""
+    out: Path | None = None
+    """Folder of the run, or of all runs of a grid. Left out: runs/ and the recipe's name, with six
+    hexadecimal digits that stand for the settings given here."""
+    seeds: tuple[int, ...] = ()
+    """Run everything once with each of these seeds."""
+
+
+def main(argv: Sequence[str]) -> int:
+    options, grid = read_command(RunOptions, "fedsieve run", argv)
+    outcomes = []
+    watching = watcher()
+    try:
+        with watching.shown():
+            for planned in grid.runs:
+                folder = grid.folder_of(planned, options.out)
+                was_finished = (folder / SUMMARY).exists()
+                summary = run(planned.recipe, folder, watching, may_fork_out=True)
+                if was_finished:
+                    watching.skipped(folder)
+                outcomes.append(Outcome.of(recipe_table(planned.recipe), summary))
+    except RunInterruptedError as stop:
+        print(f"fedsieve: {stop}", file=sys.stderr)
+        return INTERRUPTED
+    except torch.OutOfMemoryError:
+        raise FedsieveError(
+            "The GPU has not enough memory; try a smaller --engine.slots or --sgd.batch_size."
+        ) from None
+    header, rows = result_rows(arrange(outcomes))
+    print_table(header, rows, title=_TITLE, caption=_caption(outcomes))
+    if len(grid.runs) == 1:
+        folder = grid.folder_of(grid.runs[0], options.out)
+        print(f"Results in {folder}")
+        for name, meaning in FILES.items():
+            if (folder / name).exists():
+                print(f"  {name:18} {meaning}")
+    else:
+        print(f"Results in {options.out or grid.default_folder}")
+    return 0
+
+
+_TITLE = f"Accuracy on the test set in %: mean of the last {LAST_ROUNDS} rounds (and best round)"
+
+
+def result_rows(arranged: Arranged) -> tuple[list[str], list[list[str]]]:
+    """The closing table: per scene the accuracy, and the AUROC where suspects can be judged."""
+    judged = [
+        column
+        for column in arranged.columns
+        if score_of(arranged.in_column(column), "suspect_auroc") is not None
+    ]
+    header = ["method"]
+    for column in arranged.columns:
+        header.append(f"{column}\n{_wrong_share(arranged.in_column(column))}".strip())
+        if column in judged:
+            header.append("suspects'\nAUROC")
+    rows = []
+    for name in arranged.rows:
+        row = [name]
+        for column in arranged.columns:
+            last = score_text(arranged.score(name, column, "last10"), 1, **_PLAIN)
+            best = score_text(arranged.score(name, column, "best"), 1, **_PLAIN)
+            row.append(f"{last} ({best})" if (name, column) in arranged.entries else "–")
+            if column in judged:
+                auroc = arranged.score(name, column, "suspect_auroc")
+                row.append(score_text(auroc, 3, **_PLAIN))
+        rows.append(row)
+    return header, rows
+
+
+_PLAIN: dict[str, Any] = {"missing": "–", "between": " ± "}
+
+
+def _wrong_share(outcomes: Sequence[Outcome]) -> str:
+    """How many labels are wrong in a scene, in words; empty where the true ones are not known."""
+    noise = score_of(outcomes, "noise")
+    if noise is None:
+        return ""
+    return f"{noise.mean:.0%} of labels wrong" if noise.mean > 0 else "all labels right"
+
+
+def _caption(outcomes: Sequence[Outcome]) -> str | None:
+    lines = []
+    if score_of(outcomes, "suspect_auroc") is not None:
+        lines.append(
+            "suspects' AUROC: how well the method's suspicion tells wrong labels from right ones "
+            "(0.5 is guessing, 1 is perfect)"
+        )
+    refused = sum(int(outcome.summary.get("refused_updates", 0)) for outcome in outcomes)
+    if refused:
+        lines.append(
+            f"{refused} updates were not finite and were left out; a smaller --sgd.lr may help "
+            "(metrics.jsonl says whose)"
+        )
+    return "\n".join(lines) or None

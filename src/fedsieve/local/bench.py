@@ -1,0 +1,308 @@
+"""The workbench lent to a client for a round: views, forward passes, local training."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from fedsieve.data.views import ViewSet
+from fedsieve.local.plan import (
+    Batch,
+    Constant,
+    Fitted,
+    Plan,
+    Schedule,
+    Sgd,
+    draws,
+    schedule,
+    seed_dropout,
+)
+from fedsieve.models.weights import read_weights, write_weights
+from fedsieve.types import Outputs, Weights
+
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+
+
+class Bench(Protocol):
+    """What a method may ask of the machine it runs on."""
+
+    @property
+    def sgd(self) -> Sgd:
+        """The recipe's local solver."""
+
+    def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
+        """The view `name` ("raw", "weak", "strong", …) of uint8 images, as uint8 images."""
+
+    def forward(self, weights: Weights, images: Tensor) -> Outputs:
+        """The model with `weights` on a view: evaluation mode, no gradient, fp32 results."""
+
+    def fit(self, plan: Plan) -> Fitted:
+        """Carry out one client's local training."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a workbench is made of; the same for every client and round of a run."""
+
+    make_model: Callable[[], nn.Module]
+    """A fresh model; its weights do not matter, they are loaded before each use."""
+    views: ViewSet
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    sgd: Sgd
+    precision: Precision = "fp32"
+
+
+EVALUATION_CHUNK = {"cpu": 250, "cuda": 2000}
+"""Images per forward pass: on a CPU small enough to stay in the cache."""
+
+
+class LossNet:
+    """A model as a loss sees it: fp32 outputs whatever the precision inside."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        device: torch.device,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._model: Callable[[Tensor], Outputs] = model
+        self._precision = precision
+        self._device = device
+        self.parameters = dict(model.named_parameters()) if parameters is None else parameters
+
+    def compiled(self) -> LossNet:
+        """The same net with its model compiled for batches of one size."""
+        net = copy.copy(self)
+        net._model = torch.compile(self._model, dynamic=False)
+        return net
+
+    def __call__(self, x: Tensor) -> Outputs:
+        with autocast(self._precision, self._device):
+            return in_fp32(self._model(x))
+
+
+class FrozenNet(LossNet):
+    """A model that a loss may call but does not train."""
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Outputs:
+        return super().__call__(x)
+
+
+class EagerBench:
+    """The plain loop, on a CPU or a GPU: what every faster bench must agree with."""
+
+    def __init__(self, setup: Setup, device: torch.device) -> None:
+        self.sgd = setup.sgd
+        self.device = device
+        self.precision = setup.precision
+        self._setup = setup
+        self._models: list[nn.Module] = []
+        std = torch.tensor(setup.std, dtype=torch.float32).view(1, -1, 1, 1)
+        mean = torch.tensor(setup.mean, dtype=torch.float32).view(1, -1, 1, 1)
+        self._scale = (1 / (255 * std)).to(device)
+        self._shift = (-mean / std).to(device)
+
+    def model(self, index: int = 0) -> nn.Module:
+        """The bench's own model, or its twin for two-network methods, made when first needed."""
+        while len(self._models) <= index:
+            self._models.append(self.new_model())
+        return self._models[index]
+
+    def new_model(self) -> nn.Module:
+        model = self._setup.make_model().to(self.device)
+        if self.device.type == "cuda":
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def load(self, index: int, weights: Weights) -> nn.Module:
+        """The bench's model `index` with `weights`."""
+        model = self.model(index)
+        write_weights(model, weights)
+        return model
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 (n, C, H, W) to float32 (x/255 − mean)/std."""
+        x = images.to(torch.float32)
+        if self.device.type == "cuda":
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x.mul_(self._scale).add_(self._shift)
+
+    def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
+        return self._setup.views[name](images, rng)
+
+    def forward(self, weights: Weights, images: Tensor) -> Outputs:
+        return self._evaluate(self.load(0, weights), images)
+
+    @torch.no_grad()
+    def _evaluate(self, model: nn.Module, images: Tensor) -> Outputs:
+        model.eval()
+        chunk = EVALUATION_CHUNK[self.device.type]
+        parts = []
+        for first in range(0, max(1, len(images)), chunk):
+            with autocast(self.precision, self.device), fixed_draws(model, self.device):
+                parts.append(in_fp32(model(self.normalise(images[first : first + chunk]))))
+        logits = torch.cat([part.logits for part in parts])
+        features = [part.features for part in parts if part.features is not None]
+        return Outputs(torch.cat(features) if features else None, logits)
+
+    def fit(self, plan: Plan) -> Fitted:
+        steps = schedule(len(plan.images), plan.sgd, plan.rng("batches"))
+        trained, nets, average = self._load(plan)
+        optimizer = torch.optim.SGD(
+            [p for model in trained for p in model.parameters()],
+            lr=plan.sgd.lr,
+            momentum=plan.sgd.momentum,
+            weight_decay=plan.sgd.weight_decay,
+        )
+        constants = self.constants(plan.constants)
+        total = torch.zeros((), device=self.device)
+        observed = None
+        step = 0
+        with seeded(trained, plan, self.device):
+            for epochs, views in self.epoch_views(plan) if len(steps) else ():
+                for epoch in epochs:
+                    offset = (epoch - epochs.start) * len(plan.images)
+                    while step < len(steps) and steps.epoch_of[step] == epoch:
+                        batch = self._batch(plan, steps, step, views, offset, constants)
+                        loss = plan.loss(batch, *nets)
+                        optimizer.zero_grad(set_to_none=True)
+                        loss.backward()  # type: ignore[no-untyped-call]
+                        optimizer.step()
+                        average()
+                        total += loss.detach()
+                        step += 1
+                    if epoch + 1 == plan.observe_after and step > 0:
+                        observed = self._evaluate(trained[0], self._raw(plan))
+                        trained[0].train()
+        ema = None if plan.ema is None else read_weights(self.model(self._ema_index(plan)))
+        weights = tuple(read_weights(model) for model in trained)
+        return Fitted(weights, ema, len(steps), float(total) / max(1, len(steps)), observed)
+
+    def _load(self, plan: Plan) -> tuple[list[nn.Module], list[LossNet], Callable[[], None]]:
+        """Load the plan's weights: the trained models, the loss's nets, and the step of the EMA."""
+        trained: list[nn.Module] = []
+        nets: list[LossNet] = []
+        for weights in plan.start:
+            model = self.load(len(trained), weights).train()
+            trained.append(model)
+            nets.append(LossNet(model, self.precision, self.device))
+        for weights in plan.frozen:
+            model = self.load(len(nets), weights).eval()
+            nets.append(FrozenNet(model, self.precision, self.device))
+        if plan.ema is None:
+            return trained, nets, lambda: None
+        model = self.load(self._ema_index(plan), plan.ema.start).eval()
+        if plan.ema.in_loss:
+            nets.append(FrozenNet(model, self.precision, self.device))
+        tensors = [read_weights(m, copy=False) for m in (model, trained[0])]
+        into, source = ([weights[name] for name in plan.ema.start] for weights in tensors)
+        update = get_ema_multi_avg_fn(plan.ema.decay)  # type: ignore[no-untyped-call]
+        return trained, nets, lambda: update(into, source, 0)
+
+    @staticmethod
+    def _ema_index(plan: Plan) -> int:
+        return len(plan.start) + len(plan.frozen)
+
+    def _batch(
+        self,
+        plan: Plan,
+        steps: Schedule,
+        step: int,
+        views: Mapping[str, Tensor],
+        offset: int,
+        constants: Mapping[str, Tensor | Weights],
+    ) -> Batch:
+        rows = torch.from_numpy(steps.rows[step]).to(self.device)
+        values = {name: column[rows] for name, column in plan.columns.items()}
+        for name, view in views.items():
+            repeated = len(view) > len(plan.images)
+            values[name] = self.normalise(view[rows + offset if repeated else rows])
+        return Batch(values, constants, padding_weight(len(rows), steps.padding[step], self.device))
+
+    def epoch_views(self, plan: Plan) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
+        """The views of consecutive epochs: (epochs, name → (epochs · n) images); raw only once."""
+        streams = {name: plan.rng(f"view/{name}") for name in plan.views}
+        n = len(plan.images)
+        for epochs in draws(n, plan.sgd.epochs):
+            made = {}
+            for name, view in plan.views.items():
+                repeats = 1 if view == "raw" else len(epochs)
+                images = plan.images.repeat(repeats, 1, 1, 1) if repeats > 1 else plan.images
+                made[name] = self.view(view, images, streams[name])
+            yield epochs, made
+
+    def _raw(self, plan: Plan) -> Tensor:
+        return self.view("raw", plan.images, plan.rng("view/raw"))
+
+    def constants(self, constants: Mapping[str, Constant]) -> Mapping[str, Tensor | Weights]:
+        """Constants as a loss reads them: numbers become 0-d tensors on the device."""
+        return {
+            name: value
+            if isinstance(value, Tensor | Mapping)
+            else torch.tensor(float(value), device=self.device)
+            for name, value in constants.items()
+        }
+
+
+def autocast(
+    precision: Precision, device: torch.device
+) -> contextlib.AbstractContextManager[object]:
+    """bf16 arithmetic where the recipe asks for it; tf32 is a matter of the backend's flags."""
+    if precision == "bf16":
+        # Its cache of cast weights would outlive the weights in a captured graph.
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+    return contextlib.nullcontext()
+
+
+def in_fp32(outputs: Outputs) -> Outputs:
+    features = None if outputs.features is None else outputs.features.float()
+    return Outputs(features, outputs.logits.float())
+
+
+def padding_weight(size: int, padding: int, device: torch.device) -> Tensor | None:
+    """(size,) ones with `padding` zeros at the end, or None without padding."""
+    if padding == 0:
+        return None
+    return (torch.arange(size, device=device) < size - padding).float()
+
+
+@contextlib.contextmanager
+def seeded(models: Sequence[nn.Module], plan: Plan, device: torch.device) -> Iterator[None]:
+    """Draws inside the models (dropout) repeat for the same client and round, whoever runs it."""
+    seed = int(plan.rng("dropout").integers(2**63))
+    seed_dropout(models, torch.Generator(device).manual_seed(seed))
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        # Not torch.manual_seed, which formats a stack trace for every kind of device not in use.
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def fixed_draws(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Dropout that is on in evaluation mode too drops the same in every chunk of images.
+
+    So a forward pass repeats, whatever ran before it and whoever takes which chunk.
+    """
+    layers = [module for module in model.modules() if hasattr(module, "generator")]
+    generators = [layer.generator for layer in layers]
+    seed_dropout([model], torch.Generator(device).manual_seed(0))
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        (torch.cuda if on_gpu else torch.default_generator).manual_seed(0)
+        yield
+    for layer, generator in zip(layers, generators, strict=True):
+        layer.generator = generator

@@ -1,0 +1,525 @@
+"""The fast workbench: a training step captured once as a CUDA graph, replayed without host work.
+
+Everything a step reads lies in static buffers. The batches of a segment of epochs are gathered
+before it starts, so a step takes its batch by a counter that lives on the device, and a replay is
+one call. A slot is one such bench with a stream of its own; several slots on one GPU train several
+clients side by side.
+
+A model's trainable parameters are pieces of one flat fp32 vector, with a bf16 shadow of those that
+autocast would cast anyway. So SGD, momentum, weight decay, the shadow and the moving average are
+one fused pass over memory instead of several hundred small kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsieve.errors import FedsieveError
+from fedsieve.local.bench import (
+    EagerBench,
+    FrozenNet,
+    LossNet,
+    Precision,
+    Setup,
+    autocast,
+    in_fp32,
+)
+from fedsieve.local.plan import Batch, Fitted, Loss, Plan, Schedule, draws, schedule, seed_dropout
+from fedsieve.local.together import ViewsTogether
+from fedsieve.types import Outputs, Weights
+
+_CAPTURE = threading.Lock()
+"""Compiling and capturing are done by one thread at a time."""
+_WARMUP_STEPS = 3
+_STEPS_TOGETHER = 5
+
+
+class GraphBench(EagerBench):
+    """A slot on a GPU. Use it from one thread, with `stream` as the current stream."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        device: torch.device,
+        *,
+        compile_model: bool,
+        forward_chunk: int = 500,
+        views: ViewsTogether | None = None,
+    ) -> None:
+        super().__init__(setup, device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.compiles = compile_model
+        self._memory = torch.cuda.graph_pool_handle()
+        self._replicas: list[Replica] = []
+        self._programs: dict[Hashable, Program] = {}
+        self._chunk = forward_chunk
+        self._together = views or ViewsTogether()
+        self.when_ready: Callable[[], None] = _nothing
+        """Called when all is prepared and only replays follow."""
+        self._forward: _ForwardGraph | None = None
+
+    def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
+        view = self._setup.views[name]
+        return view(images, rng) if view.draws == 0 else self._together.view(view, images, rng)
+
+    def forward(self, weights: Weights, images: Tensor) -> Outputs:
+        model = self.load(0, weights).eval()
+        if self._forward is None:
+            self._forward = _ForwardGraph(self, model, images, self._chunk, self._memory)
+        return self._forward(images)
+
+    def fit(self, plan: Plan) -> Fitted:
+        steps = schedule(len(plan.images), plan.sgd, plan.rng("batches"))
+        if not len(steps):
+            ema = None if plan.ema is None else plan.ema.start
+            return Fitted(tuple(plan.start), ema, 0, 0.0)
+        key = program_key(plan)
+        if key not in self._programs:
+            self._programs[key] = Program(self, plan, self._memory)
+        return self._programs[key].run(plan, steps)
+
+    def replay(self, steps: int) -> None:
+        """Repeat the steps of the last program on whatever its buffers hold: for timing."""
+        with torch.cuda.stream(self.stream):
+            list(self._programs.values())[-1].replay(steps)
+
+    def replica(self, index: int) -> Replica:
+        """The trained model `index`, shared by all programs of this slot."""
+        while len(self._replicas) <= index:
+            self._replicas.append(Replica(self.new_model(), self.precision, shadowed=True))
+        return self._replicas[index]
+
+
+def _nothing() -> None:
+    pass
+
+
+def program_key(plan: Plan) -> Hashable:
+    """Plans with the same key can share captured steps: only the contents of buffers differ."""
+    return (
+        loss_key(plan.loss),
+        plan.sgd,
+        len(plan.start),
+        len(plan.frozen),
+        None if plan.ema is None else (plan.ema.decay, plan.ema.in_loss),
+        tuple(sorted(plan.views.items())),
+        tuple((name, c.dtype, c.shape[1:]) for name, c in sorted(plan.columns.items())),
+        tuple(sorted(plan.constants)),
+    )
+
+
+def loss_key(loss: Loss) -> Hashable:
+    """What identifies a loss; one that hides tensors in a closure would be captured with them."""
+    if isinstance(loss, functools.partial):
+        return (loss_key(loss.func), loss.args, tuple(sorted(loss.keywords.items())))
+    if getattr(loss, "__closure__", None):
+        raise FedsieveError(
+            f"The loss {loss.__qualname__} is a closure; make it a module-level function that "
+            "takes its tensors from the batch."
+        )
+    return loss
+
+
+class Replica:
+    """A model whose trainable parameters are pieces of one flat vector, and its momentum."""
+
+    def __init__(self, model: nn.Module, precision: Precision, *, shadowed: bool) -> None:
+        self.model = model.train()
+        low = cast_by_autocast(model) if precision == "bf16" else frozenset[str]()
+        # Parameters with a shadow come first; sizes that would break the alignment of what follows
+        # come last among them.
+        order = sorted(
+            model.named_parameters(), key=lambda p: (p[0] not in low, p[1].numel() % 64 != 0)
+        )
+        device = order[0][1].device
+        self.names = [name for name, _ in order]
+        self.low_count = len(low)
+        low_size = sum(p.numel() for name, p in order if name in low)
+        self.flat = torch.zeros(sum(p.numel() for _, p in order), device=device)
+        self.momentum = torch.zeros_like(self.flat)
+        self.shadow = torch.zeros(low_size, dtype=torch.bfloat16, device=device)
+        self.groups = [slice(0, low_size), slice(low_size, len(self.flat))]
+        self.leaves: list[nn.Parameter] = []
+        """What autograd differentiates by: the shadow's pieces, or the fp32 parameters."""
+        self.parameters: dict[str, Tensor] = {}
+        """The fp32 parameters, as losses see them."""
+        offset = 0
+        for name, parameter in order:
+            master = piece(self.flat, offset, parameter.shape)
+            self.leaves.append(parameter)
+            if shadowed and name in low:
+                parameter.data = piece(self.shadow, offset, parameter.shape)
+                self.parameters[name] = master.requires_grad_()
+            else:
+                parameter.data = master
+                self.parameters[name] = parameter
+            offset += parameter.numel()
+        for module in model.modules():
+            if hasattr(module, "num_batches_tracked"):
+                # Nothing reads this count, and counting costs a kernel per layer.
+                module.num_batches_tracked = None  # type: ignore[assignment]
+        self.buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fp32 weights in place."""
+        return {**{n: p.detach() for n, p in self.parameters.items()}, **self.buffers}
+
+    @torch.no_grad()
+    def load(self, weights: Weights) -> None:
+        tensors = self.tensors()
+        torch._foreach_copy_(list(tensors.values()), [weights[name] for name in tensors])
+        self.shadow.copy_(self.flat[: len(self.shadow)])
+        self.momentum.zero_()
+
+    @torch.no_grad()
+    def read(self) -> Weights:
+        """A copy of the weights: pieces of one new vector."""
+        flat = torch.cat([self.flat, *(b.flatten() for b in self.buffers.values())])
+        return unflatten(flat, self)
+
+
+def unflatten(flat: Tensor, replica: Replica) -> Weights:
+    """Name the pieces of a vector that holds a replica's parameters and then its buffers."""
+    weights = {}
+    offset = 0
+    for name in replica.names:
+        weights[name] = piece(flat, offset, replica.parameters[name].shape)
+        offset += weights[name].numel()
+    for name, buffer in replica.buffers.items():
+        weights[name] = flat[offset : offset + buffer.numel()].view(buffer.shape)
+        offset += buffer.numel()
+    return weights
+
+
+def piece(flat: Tensor, offset: int, shape: torch.Size) -> Tensor:
+    """Part of a flat vector in `shape`; four dimensions lie in memory channels last."""
+    part = flat[offset : offset + shape.numel()]
+    if len(shape) == 4:
+        out, inside, height, width = shape
+        return part.view(out, height, width, inside).permute(0, 3, 1, 2)
+    return part.view(shape)
+
+
+def flatten(gradient: Tensor) -> Tensor:
+    """The inverse of `piece`."""
+    return (gradient.permute(0, 2, 3, 1) if gradient.dim() == 4 else gradient).reshape(-1)
+
+
+def joined(vectors: list[Tensor]) -> Tensor:
+    """`torch.cat` of vectors, as one multi-tensor copy, which is several times faster."""
+    whole = torch.empty(
+        sum(len(v) for v in vectors), dtype=vectors[0].dtype, device=vectors[0].device
+    )
+    torch._foreach_copy_(list(torch.split(whole, [len(v) for v in vectors])), vectors)
+    return whole
+
+
+def cast_by_autocast(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that autocast would cast for every use: convolutions and linear."""
+    return frozenset(
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+        for name, _ in module.named_parameters(recurse=False)
+    )
+
+
+def update(
+    weights: Tensor,
+    momentum: Tensor,
+    gradient: Tensor,
+    shadow: Tensor | None,
+    average: Tensor | None,
+    lr: float,
+    factor: float,
+    decay: float,
+    average_decay: float,
+) -> None:
+    """One step of SGD with momentum and weight decay, its bf16 shadow and its moving average."""
+    gradient = gradient.float().add(weights, alpha=decay)
+    momentum.mul_(factor).add_(gradient)
+    weights.add_(momentum, alpha=-lr)
+    if shadow is not None:
+        shadow.copy_(weights)
+    if average is not None:
+        average.lerp_(weights, 1 - average_decay)
+
+
+@dataclass
+class _Step:
+    """A captured step for one batch size, and the batches of a segment of epochs that it reads."""
+
+    values: dict[str, Tensor]
+    """(room, B, …) per view and column"""
+    weight: Tensor | None
+    """(room, B) zero for padding"""
+    counter: Tensor
+    one: torch.cuda.CUDAGraph
+    several: torch.cuda.CUDAGraph
+    """`_STEPS_TOGETHER` steps in one graph: fewer calls, fewer gaps."""
+
+    @property
+    def room(self) -> int:
+        return len(next(iter(self.values.values())))
+
+    def replay(self, count: int) -> None:
+        """Take the next `count` batches."""
+        for _ in range(count // _STEPS_TOGETHER):
+            self.several.replay()
+        for _ in range(count % _STEPS_TOGETHER):
+            self.one.replay()
+
+
+class Program:
+    """A local training with one loss and one shape of data, captured for reuse."""
+
+    def __init__(self, bench: GraphBench, plan: Plan, memory: Any) -> None:
+        self._bench = bench
+        self._memory = memory
+        self._steps: dict[int, _Step] = {}
+        self._replicas = [bench.replica(i) for i in range(len(plan.start))]
+        self._trained = [
+            LossNet(r.model, bench.precision, bench.device, r.parameters) for r in self._replicas
+        ]
+        # Model 0 of the bench belongs to `forward`; the frozen ones stand behind it.
+        self._given: list[LossNet] = [
+            FrozenNet(bench.model(1 + i).eval(), bench.precision, bench.device)
+            for i in range(len(plan.frozen))
+        ]
+        self._average: Replica | None = None
+        if plan.ema is not None:
+            self._average = Replica(bench.new_model(), bench.precision, shadowed=False)
+            if plan.ema.in_loss:
+                model = self._average.model.eval()
+                self._given.append(FrozenNet(model, bench.precision, bench.device))
+        self._constants = {
+            name: {key: t.clone() for key, t in value.items()}
+            if isinstance(value, Mapping)
+            else torch.as_tensor(value, device=bench.device).clone()
+            for name, value in plan.constants.items()
+        }
+        self._loss_sum = torch.zeros((), device=bench.device)
+        self._generator = torch.Generator(bench.device)
+        self._update: Callable[..., None] = update
+        if bench.compiles:
+            self._update = torch.compile(update, dynamic=False)
+
+    def run(self, plan: Plan, schedule: Schedule) -> Fitted:
+        bench = self._bench
+        stretches = list(draws(len(plan.images), plan.sgd.epochs))
+        longest = max(
+            sum(len(rows) == size and epoch in stretch for rows, epoch in schedule.batches())
+            for stretch in stretches
+            for size in schedule.sizes()
+        )
+        views_of = bench.epoch_views(plan)
+        observed = None
+        for stretch, (_, views) in zip(stretches, views_of, strict=True):
+            if stretch.start == 0:
+                for size in schedule.sizes():
+                    self._ensure(plan, size, longest, views)
+                self._load(plan)
+            self._fill(plan, schedule, stretch, views)
+            bench.when_ready()
+            for epoch in stretch:
+                sizes = [len(rows) for rows, its_epoch in schedule.batches() if its_epoch == epoch]
+                for size, run in itertools.groupby(sizes):
+                    self._steps[size].replay(len(list(run)))
+                if epoch + 1 == plan.observe_after:
+                    raw = bench.view("raw", plan.images, plan.rng("view/raw"))
+                    observed = bench.forward(self._replicas[0].tensors(), raw)
+        weights = tuple(replica.read() for replica in self._replicas)
+        ema = None if self._average is None else self._average.read()
+        loss = float(self._loss_sum) / len(schedule)
+        return Fitted(weights, ema, len(schedule), loss, observed)
+
+    def replay(self, count: int) -> None:
+        """Run the full-size step `count` times on the batches that the buffers hold."""
+        step = self._steps[max(self._steps)]
+        step.counter.zero_()
+        step.replay(min(count, step.room))
+
+    @torch.no_grad()
+    def _load(self, plan: Plan) -> None:
+        for replica, weights in zip(self._replicas, plan.start, strict=True):
+            replica.load(weights)
+        for i, weights in enumerate(plan.frozen):
+            self._bench.load(1 + i, weights)
+        if self._average is not None and plan.ema is not None:
+            self._average.load(plan.ema.start)
+        for name, value in plan.constants.items():
+            held = self._constants[name]
+            if isinstance(held, dict):
+                assert isinstance(value, Mapping)
+                torch._foreach_copy_(list(held.values()), [value[key] for key in held])
+            else:
+                assert not isinstance(value, Mapping)
+                held.copy_(torch.as_tensor(value))
+        self._loss_sum.zero_()
+        self._generator.manual_seed(int(plan.rng("dropout").integers(2**63)))
+        seed_dropout([replica.model for replica in self._replicas], self._generator)
+
+    def _fill(
+        self, plan: Plan, schedule: Schedule, stretch: range, views: Mapping[str, Tensor]
+    ) -> None:
+        """Gather the batches of a stretch of epochs into the static buffers."""
+        n, device = len(plan.images), self._bench.device
+        for size, step in self._steps.items():
+            step.counter.zero_()
+            chosen = [
+                i
+                for i, (rows, epoch) in enumerate(schedule.batches())
+                if epoch in stretch and len(rows) == size
+            ]
+            if not chosen:
+                continue
+            rows = np.stack([schedule.rows[i] for i in chosen])
+            epochs = np.array([schedule.epoch_of[i] - stretch.start for i in chosen])
+            index = torch.from_numpy(np.stack([rows, rows + n * epochs[:, None]]))
+            index = index.pin_memory().to(device, non_blocking=True).flatten(1)
+            for name, buffer in step.values.items():
+                source = views[name] if name in views else plan.columns[name]
+                into = buffer[: len(chosen)].flatten(0, 1)
+                torch.index_select(source, 0, index[int(len(source) > n)], out=into)
+            if step.weight is not None:
+                padding = torch.tensor([schedule.padding[i] for i in chosen], device=device)
+                position = torch.arange(size, device=device)
+                step.weight[: len(chosen)] = (position < size - padding[:, None]).float()
+
+    def _ensure(self, plan: Plan, size: int, count: int, views: Mapping[str, Tensor]) -> None:
+        """Have a captured step for batches of `size`, with room for `count` of them."""
+        if size in self._steps and self._steps[size].room >= count:
+            return
+        room, device = count + count // 4, self._bench.device
+        values = {
+            name: torch.zeros((room, size, *t.shape[1:]), dtype=t.dtype, device=device)
+            for name, t in {**plan.columns, **views}.items()
+        }
+        weight = torch.ones((room, size), device=device) if plan.sgd.tail == "pad" else None
+        counter = torch.zeros(1, dtype=torch.int64, device=device)
+        step = _Step(values, weight, counter, torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
+        self._steps[size] = step
+        # A compiled model is made for one batch size; the odd last batches are not worth another.
+        trained = self._trained
+        if self._bench.compiles and size == plan.sgd.batch_size:
+            trained = [net.compiled() for net in trained]
+        with _CAPTURE:
+            self._capture(plan, step, [*trained, *self._given])
+
+    def _capture(self, plan: Plan, step: _Step, nets: Sequence[LossNet]) -> None:
+        self._load(plan)
+        for _ in range(_WARMUP_STEPS):
+            self._train_step(plan, step, nets)
+            step.counter.zero_()
+        torch.cuda.current_stream().synchronize()
+        for graph, count in ((step.one, 1), (step.several, _STEPS_TOGETHER)):
+            graph.register_generator_state(self._generator)
+            with torch.cuda.graph(
+                graph,
+                pool=self._memory,
+                stream=self._bench.stream,
+                capture_error_mode="thread_local",
+            ):
+                for _ in range(count):
+                    self._train_step(plan, step, nets)
+
+    def _train_step(self, plan: Plan, step: _Step, nets: Sequence[LossNet]) -> None:
+        values = {}
+        for name, buffer in step.values.items():
+            value = buffer.index_select(0, step.counter).squeeze(0)
+            values[name] = self._bench.normalise(value) if name in plan.views else value
+        weight = step.weight
+        if weight is not None:
+            weight = weight.index_select(0, step.counter).squeeze(0)
+        loss = plan.loss(Batch(values, self._constants, weight), *nets)
+        gradients = iter(self._gradients(loss))
+        with torch.no_grad():
+            for replica in self._replicas:
+                own = [next(gradients) for _ in replica.leaves]
+                self._descend(plan, replica, own)
+            self._loss_sum += loss.detach()
+            step.counter += 1
+
+    def _gradients(self, loss: Tensor) -> list[Tensor]:
+        """The gradient of each leaf, with what the loss sent to its fp32 parameter directly."""
+        leaves = [leaf for replica in self._replicas for leaf in replica.leaves]
+        masters = [r.parameters[name] for r in self._replicas for name in r.names]
+        found = torch.autograd.grad(loss, [*leaves, *masters], allow_unused=True)
+        merged = []
+        for leaf, master, by_leaf, by_master in zip(
+            leaves, masters, found[: len(leaves)], found[len(leaves) :], strict=True
+        ):
+            parts = [by_leaf, by_master if master is not leaf else None]
+            present = [g for g in parts if g is not None]
+            merged.append(
+                functools.reduce(lambda a, b: a.float() + b, present)
+                if present
+                else torch.zeros_like(leaf)
+            )
+        return merged
+
+    def _descend(self, plan: Plan, replica: Replica, gradients: list[Tensor]) -> None:
+        """Apply one step's gradients to a replica, and follow it with the moving average."""
+        average = self._average if replica is self._replicas[0] else None
+        parts = [gradients[: replica.low_count], gradients[replica.low_count :]]
+        decay = 0.0 if plan.ema is None else plan.ema.decay
+        for group, part, is_low in zip(replica.groups, parts, (True, False), strict=True):
+            if not part:
+                continue
+            self._update(
+                replica.flat[group],
+                replica.momentum[group],
+                joined([flatten(g) for g in part]),
+                replica.shadow if is_low else None,
+                None if average is None else average.flat[group],
+                plan.sgd.lr,
+                plan.sgd.momentum,
+                plan.sgd.weight_decay,
+                decay,
+            )
+        if average is not None and replica.buffers:
+            torch._foreach_lerp_(
+                list(average.buffers.values()), list(replica.buffers.values()), 1 - decay
+            )
+
+
+class _ForwardGraph:
+    """The evaluation forward pass of a bench's first model over chunks of fixed size."""
+
+    def __init__(
+        self, bench: GraphBench, model: nn.Module, images: Tensor, chunk: int, memory: Any
+    ) -> None:
+        self._input = torch.zeros(
+            (chunk, *images.shape[1:]), dtype=torch.uint8, device=bench.device
+        )
+        self._graph = torch.cuda.CUDAGraph()
+        with _CAPTURE, torch.no_grad(), autocast(bench.precision, bench.device):
+            for _ in range(_WARMUP_STEPS):
+                model(bench.normalise(self._input))
+            torch.cuda.current_stream().synchronize()
+            with torch.cuda.graph(
+                self._graph, pool=memory, stream=bench.stream, capture_error_mode="thread_local"
+            ):
+                self._output = in_fp32(model(bench.normalise(self._input)))
+
+    def __call__(self, images: Tensor) -> Outputs:
+        chunk = len(self._input)
+        features: list[Tensor] = []
+        logits: list[Tensor] = []
+        for first in range(0, max(1, len(images)), chunk):
+            part = images[first : first + chunk]
+            self._input[: len(part)].copy_(part)
+            self._graph.replay()
+            logits.append(self._output.logits[: len(part)].clone())
+            if self._output.features is not None:
+                features.append(self._output.features[: len(part)].clone())
+        return Outputs(torch.cat(features) if features else None, torch.cat(logits))

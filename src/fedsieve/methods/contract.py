@@ -1,0 +1,169 @@
+"""The contract of a method: what a paper must say for fedsieve to run it anywhere.
+
+A method is five frozen records and seven functions, all in one file:
+
+    Config   its hyper-parameters                    Server   what lives at the server
+    Client   what lives at a site, never sent        Down     all that a site receives
+    Up       all that leaves a site
+
+`Method` ties them together. A simple method replaces one or two functions of FedAvg's
+(`dataclasses.replace(fedavg.METHOD, name=..., train=...)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from fedsieve.local.bench import Bench
+from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of every method's hyper-parameters; a subclass validates its values when made."""
+
+    name: str
+    """Name of the method; a subclass fixes it as its default."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a server knows of its sites before the first round."""
+
+    sizes: tuple[int, ...]
+    """n_k, samples at client k."""
+    per_round: int
+    """Clients selected in a round."""
+    rounds: int
+    num_classes: int
+
+    @property
+    def clients(self) -> int:
+        return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """How a client's labels look to a method, one entry per sample in the shard's order."""
+
+    p_wrong: Tensor
+    """(n,) probability that the given label is wrong."""
+    suggested: Tensor
+    """(n,) int64, the label that the method would give."""
+
+
+class InitServer(Protocol):
+    def __call__(self, cfg: Any, weights: Weights, federation: Federation) -> Any: ...
+
+
+class InitClient(Protocol):
+    def __call__(self, cfg: Any, shard: Shard) -> Any: ...
+
+
+class Select(Protocol):
+    def __call__(
+        self,
+        cfg: Any,
+        server: Any,
+        round: int,
+        rng: Streams,
+    ) -> tuple[ClientId, ...]: ...
+
+
+class Send(Protocol):
+    def __call__(self, cfg: Any, server: Any, round: int, client: ClientId) -> Any: ...
+
+
+class Train(Protocol):
+    def __call__(
+        self, cfg: Any, client: Any, down: Any, shard: Shard, bench: Bench, rng: Streams
+    ) -> tuple[Any, Any, Metrics]: ...
+
+
+class Merge(Protocol):
+    def __call__(
+        self,
+        cfg: Any,
+        server: Any,
+        round: int,
+        ups: Mapping[ClientId, Any],
+    ) -> tuple[Any, Metrics]: ...
+
+
+class Suspect(Protocol):
+    def __call__(
+        self, cfg: Any, client: Any, down: Any, shard: Shard, bench: Bench
+    ) -> Suspicion: ...
+
+
+@dataclass(frozen=True)
+class Sieved:
+    """What a server believes of one client's labels."""
+
+    noise_rate: float
+    """Estimated share of wrong labels."""
+    p_clean: Tensor | None
+    """(n,) probability that each label is right, in the shard's order; None without opinion."""
+
+
+class Sieve(Protocol):
+    def __call__(self, server: Any) -> Mapping[ClientId, Sieved]: ...
+
+
+class Refined(Protocol):
+    def __call__(self, client: Any) -> Tensor | None: ...
+
+
+class GlobalWeights(Protocol):
+    def __call__(self, server: Any) -> Weights: ...
+
+
+class LocalWeights(Protocol):
+    def __call__(self, up: Any) -> Weights: ...
+
+
+def weights_of(up: Any) -> Weights:
+    """The `weights` of an `Up`."""
+    weights: Weights = up.weights
+    return weights
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method, complete."""
+
+    name: str
+    title: str
+    """One line for `fedsieve methods`."""
+    paper: str
+    """Authors, title, venue, year."""
+    config: type[Config]
+    server: type[Any]
+    client: type[Any]
+    down: type[Any]
+    up: type[Any]
+    init_server: InitServer
+    init_client: InitClient
+    select: Select
+    send: Send
+    train: Train
+    merge: Merge
+    suspect: Suspect
+    weights: GlobalWeights
+    """The weights of the global model, for evaluation."""
+    sieve: Sieve
+    """What the server believes of its clients' labels, for diagnosis; empty without a view."""
+    refined: Refined
+    """(n,) labels that the client last trained on, −1 where it used none; None if as given."""
+    local_weights: LocalWeights = weights_of
+    """The weights of a client's trained model, for diagnosis."""
+
+
+def choose_uniformly(clients: int, count: int, rng: np.random.Generator) -> tuple[ClientId, ...]:
+    """`count` distinct clients, every set equally likely, in ascending order."""
+    return tuple(sorted(rng.choice(clients, size=min(count, clients), replace=False).tolist()))

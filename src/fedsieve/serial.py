@@ -1,0 +1,205 @@
+"""Frozen state to bytes and back, without pickle.
+
+A *record* is a frozen dataclass whose fields are numbers, strings, tensors, None, other records,
+and tuples or mappings of those. `encode` turns it into one safetensors blob: the tensors as they
+are, and a JSON skeleton in the header. `decode` rebuilds it, guided by the field types of the
+class, and refuses anything that does not fit them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedsieve.errors import FedsieveError
+
+T = TypeVar("T")
+
+_SKELETON = "skeleton"
+
+
+def encode(record: object) -> bytes:
+    """`record` as one safetensors blob; tensors come to the host, numbers keep all their bits."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = _strip(record, "", tensors)
+    host = {name: t.detach().to("cpu").contiguous() for name, t in _unshared(tensors).items()}
+    return safetensors.torch.save(host, {_SKELETON: json.dumps(skeleton)})
+
+
+def decode(cls: type[T], blob: bytes) -> T:
+    """The record of class `cls` that `encode` wrote into `blob`."""
+    try:
+        tensors = safetensors.torch.load(blob)
+        (header_size,) = struct.unpack("<Q", blob[:8])
+        header = json.loads(blob[8 : 8 + header_size])
+        skeleton = json.loads(header["__metadata__"][_SKELETON])
+    except (
+        safetensors.SafetensorError,
+        struct.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        RecursionError,
+    ) as error:
+        raise FedsieveError(f"These bytes are not a {cls.__name__} record: {error}.") from None
+    record: T = _build(cls, skeleton, cls.__name__, tensors)
+    return record
+
+
+def tensors_of(record: object) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor inside `record` with its path, e.g. `weights.conv1.weight`."""
+    tensors: dict[str, Tensor] = {}
+    _strip(record, "", tensors)
+    yield from tensors.items()
+
+
+def payload_bytes(record: object) -> int:
+    """Bytes that `record` needs on a wire: its tensors, 8 for each number, and its strings."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = _strip(record, "", tensors)
+    return sum(t.numel() * t.element_size() for t in tensors.values()) + _scalar_bytes(skeleton)
+
+
+def to_device(record: T, device: torch.device) -> T:
+    """The same record with every tensor on `device`."""
+    moved: T = _moved(record, device)
+    return moved
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _moved(getattr(value, f.name), device) for f in dataclasses.fields(value)}
+        return type(value)(**fields)
+    if isinstance(value, Mapping):
+        return {key: _moved(v, device) for key, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_moved(v, device) for v in value)
+    return value
+
+
+def _scalar_bytes(skeleton: Any) -> int:
+    if isinstance(skeleton, str):
+        return len(skeleton.encode())
+    if isinstance(skeleton, int | float):
+        return 8
+    if isinstance(skeleton, list):
+        return sum(_scalar_bytes(item) for item in skeleton)
+    if isinstance(skeleton, dict):
+        return sum(_scalar_bytes(item) for item in skeleton.values())
+    return 0
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Clone tensors that share storage, which the file format refuses."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return result
+
+
+def _strip(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The JSON skeleton of `value`; its tensors go into `tensors` under their paths."""
+    if isinstance(value, Tensor):
+        if path in tensors:
+            raise TypeError(f"{path}: two tensors of a record have this path")
+        tensors[path] = value
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        children = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    elif isinstance(value, Mapping):
+        children = {str(key): item for key, item in value.items()}
+    elif isinstance(value, tuple):
+        return [_strip(item, _join(path, str(i)), tensors) for i, item in enumerate(value)]
+    else:
+        raise TypeError(f"{path or 'record'}: a {type(value).__name__} cannot be part of a record")
+    return {key: _strip(item, _join(path, key), tensors) for key, item in children.items()}
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+@cache
+def _field_types(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _build(hint: Any, skeleton: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The value of type `hint` at `path`, from its skeleton and the tensors below that path."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    inner = path.partition(".")[2]  # tensors are named without the class name that leads the path
+    if origin in (typing.Union, types.UnionType):
+        if skeleton is None and type(None) in arguments and inner not in tensors:
+            return None
+        (hint,) = (a for a in arguments if a is not type(None))
+        return _build(hint, skeleton, path, tensors)
+    if hint is Tensor:
+        _fits(inner in tensors, path, "a tensor")
+        return tensors[inner]
+    if origin is tuple:
+        _fits(isinstance(skeleton, list), path, "a list")
+        kinds = arguments
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            kinds = (arguments[0],) * len(skeleton)
+        _fits(len(kinds) == len(skeleton), path, f"a list of {len(kinds)}")
+        return tuple(
+            _build(kind, item, f"{path}.{i}", tensors)
+            for i, (kind, item) in enumerate(zip(kinds, skeleton, strict=True))
+        )
+    if origin is typing.Literal:
+        _fits(skeleton in arguments, path, f"one of {', '.join(map(repr, arguments))}")
+        return skeleton
+    if origin is not None and issubclass(origin, Mapping):
+        _fits(isinstance(skeleton, dict), path, "a table")
+        return {
+            _key(arguments[0], key, path): _build(arguments[1], item, f"{path}.{key}", tensors)
+            for key, item in skeleton.items()
+        }
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        _fits(isinstance(skeleton, dict), path, "a table")
+        names = {f.name for f in dataclasses.fields(hint)}
+        _fits(set(skeleton) == names, path, f"the fields {', '.join(sorted(names))}")
+        kinds_of = _field_types(hint)
+        return hint(
+            **{n: _build(kinds_of[n], skeleton[n], f"{path}.{n}", tensors) for n in skeleton}
+        )
+    if hint is float:
+        _fits(type(skeleton) in (int, float), path, "a number")
+        return _number(float, skeleton, path, "a number that fits 64 bits")
+    _fits(type(skeleton) is hint, path, f"of type {getattr(hint, '__name__', hint)}")
+    return skeleton
+
+
+def _key(kind: Any, key: str, path: str) -> Any:
+    return key if kind is str else _number(kind, key, path, "a table by numbers")
+
+
+def _number(kind: type[T], text: Any, path: str, expected: str) -> T:
+    try:
+        return kind(text)  # type: ignore[call-arg]
+    except (ValueError, OverflowError):
+        raise FedsieveError(f"{path} is not {expected}.") from None
+
+
+def _fits(ok: bool, path: str, expected: str) -> None:
+    if not ok:
+        raise FedsieveError(f"{path} is not {expected}.")

@@ -1,0 +1,125 @@
+"""What only a simulation can know: how right a method's beliefs about labels are.
+
+These functions see the true labels. Their results go into the metrics and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from fedsieve.methods.contract import Method, Sieved
+from fedsieve.scenes import Scene
+from fedsieve.types import ClientId, Metrics
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Which labels of which client are wrong, and what they should be."""
+
+    scene: Scene
+    labels: npt.NDArray[np.int64]
+    """(N,) the true labels"""
+    rates: npt.NDArray[np.float64]
+    """(K,) the true share of wrong labels of each client"""
+
+    @staticmethod
+    def of(scene: Scene, labels: npt.NDArray[np.int64]) -> Truth:
+        return Truth(scene, labels, scene.true_rates(labels))
+
+    def wrong(self, client: ClientId) -> npt.NDArray[np.bool_]:
+        """(n_k,) which of the client's labels are wrong, in the shard's order."""
+        held = self.scene.clients[client]
+        wrong: npt.NDArray[np.bool_] = self.scene.given[held] != self.labels[held]
+        return wrong
+
+
+def diagnose(
+    method: Method, server: Any, clients: Mapping[ClientId, Any], truth: Truth
+) -> dict[str, float]:
+    """The round's diagnostics: the sieve over all clients, refined labels over the round's."""
+    result = dict(noise_estimates(method.sieve(server), truth))
+    result.update(refined_labels(method, clients, truth))
+    return result
+
+
+def noise_estimates(sieved: Mapping[ClientId, Sieved], truth: Truth) -> Metrics:
+    """Estimated against true noise rates, and the sieve as a detector of right labels."""
+    if len(sieved) < 2:
+        return {}
+    clients = sorted(sieved)
+    estimated = np.array([sieved[k].noise_rate for k in clients])
+    true = truth.rates[clients]
+    result = {
+        "noise_pearson": correlation(estimated, true),
+        "noise_spearman": correlation(stats.rankdata(estimated), stats.rankdata(true)),
+        "noise_error": float(np.abs(estimated - true).mean()),
+    }
+    opinions = {k: s.p_clean for k, s in sieved.items() if s.p_clean is not None}
+    if opinions:
+        p_clean = np.concatenate([opinions[k].numpy(force=True) for k in sorted(opinions)])
+        wrong = np.concatenate([truth.wrong(k) for k in sorted(opinions)])
+        result |= detection(p_clean, wrong)
+    return result
+
+
+def per_client(sieved: Sieved, truth: Truth, client: ClientId) -> Metrics:
+    """The sieve on one client, for the per-client lines."""
+    result = {"noise_rate": sieved.noise_rate, "true_rate": float(truth.rates[client])}
+    if sieved.p_clean is not None:
+        result |= detection(sieved.p_clean.numpy(force=True), truth.wrong(client))
+    return result
+
+
+def detection(p_clean: npt.NDArray[Any], wrong: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Precision, recall and F1 of "clean" (the positive class, p ≥ ½), and AUROC."""
+    clean, said_clean = ~wrong, p_clean >= 0.5
+    hits = int((clean & said_clean).sum())
+    precision = hits / max(1, int(said_clean.sum()))
+    recall = hits / max(1, int(clean.sum()))
+    return {
+        "sieve_precision": precision,
+        "sieve_recall": recall,
+        "sieve_f1": 2 * precision * recall / max(1e-12, precision + recall),
+        "sieve_auroc": auroc(p_clean, clean),
+    }
+
+
+def auroc(score: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float:
+    """Area under the ROC curve; NaN where all samples are of one kind."""
+    if positive.all() or not positive.any():
+        return float("nan")
+    return float(roc_auc_score(positive, score))
+
+
+def refined_labels(
+    method: Method, clients: Mapping[ClientId, Any], truth: Truth
+) -> dict[str, float]:
+    """How many samples of the round had a label to train on, and how many of those were right."""
+    used = right = total = 0
+    for client, state in clients.items():
+        labels = method.refined(state)
+        if labels is None:
+            continue
+        trained_on = labels.numpy(force=True)
+        has_label = trained_on >= 0
+        total += len(trained_on)
+        used += int(has_label.sum())
+        true = truth.labels[truth.scene.clients[client]]
+        right += int((has_label & (trained_on == true)).sum())
+    if total == 0:
+        return {}
+    return {"refined_share": used / total, "refined_accuracy": right / max(1, used)}
+
+
+def correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    """Pearson's r; NaN where one side does not vary."""
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])

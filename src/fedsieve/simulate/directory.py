@@ -1,0 +1,241 @@
+"""The folder of a run: what it wrote, and how it goes on after being cut."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+import fedsieve
+from fedsieve.errors import FedsieveError, check
+from fedsieve.files import remove_drafts, write_atomically
+from fedsieve.recipe import Recipe, identity, recipe_from_table, recipe_table
+from fedsieve.serial import decode, encode
+from fedsieve.types import ClientId
+
+METRICS = "metrics.jsonl"
+CLIENTS = "clients.jsonl"
+SUMMARY = "summary.json"
+CONFIG = "config.toml"
+SCENE = "scene.safetensors"
+MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A round after which everything is on disk."""
+
+    rounds_done: int
+    clients: Mapping[ClientId, int]
+    """Client → round of its newest state file."""
+    log_bytes: Mapping[str, int]
+    """Length of each log at that moment; what stands behind it is cut off when resuming."""
+
+
+class RunDirectory:
+    """One run's folder, opened by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._logs: dict[str, Any] = {}
+
+    @property
+    def client_folder(self) -> Path:
+        return self.path / "checkpoint" / "clients"
+
+    @property
+    def _commit_file(self) -> Path:
+        return self.path / "checkpoint" / "commit.json"
+
+    def _server_file(self, rounds_done: int) -> Path:
+        return self.path / "checkpoint" / f"server-{rounds_done}.safetensors"
+
+    def claim(self, recipe: Recipe) -> None:
+        """Make the folder this recipe's own, or refuse it when it holds another run."""
+        config = self.path / CONFIG
+        if config.exists():
+            self._refuse_other(config, recipe)
+        remove_drafts(self.path)
+        write_atomically(config, tomli_w.dumps(recipe_table(recipe)).encode())
+        if not (self.path / "env.json").exists():
+            write_atomically(self.path / "env.json", _json(environment()))
+
+    @staticmethod
+    def _refuse_other(config: Path, recipe: Recipe) -> None:
+        try:
+            held = recipe_from_table(tomllib.loads(config.read_text(encoding="utf-8")))
+        except (tomllib.TOMLDecodeError, FedsieveError) as error:
+            raise FedsieveError(
+                f"{config} cannot be read ({error}); give another folder with --out."
+            ) from None
+        difference = first_difference(identity(held), identity(recipe))
+        check(
+            difference is None,
+            f"{config.parent} already holds a run with {difference}; "
+            "give another folder with --out, or delete that one.",
+        )
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder; a second process on it is refused. The lock dies with its process."""
+        check(
+            self.path.is_dir() or not self.path.exists(),
+            f"{self.path} is a file, not a folder; give another one with --out.",
+        )
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FedsieveError(
+                    f"Another fedsieve process is running in {self.path}; wait for it, or give "
+                    "another folder with --out."
+                ) from None
+            try:
+                yield
+            finally:
+                for log in self._logs.values():
+                    log.close()
+                self._logs.clear()
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run, or None."""
+        path = self.path / SUMMARY
+        return json.loads(path.read_bytes()) if path.exists() else None
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        write_atomically(self.path / SUMMARY, _json(summary))
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The last round whose state is complete on disk, or None in a new folder."""
+        if not self._commit_file.exists():
+            return None
+        try:
+            raw = json.loads(self._commit_file.read_bytes())
+            clients = {int(client): int(round) for client, round in raw["clients"].items()}
+            return Checkpoint(int(raw["rounds_done"]), clients, dict(raw["log_bytes"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._unreadable(self._commit_file, error) from None
+
+    def load_server(self, checkpoint: Checkpoint, server_type: type[Any]) -> Any:
+        path = self._server_file(checkpoint.rounds_done)
+        try:
+            return decode(server_type, path.read_bytes())
+        except (OSError, FedsieveError) as error:
+            raise self._unreadable(path, error) from None
+
+    @staticmethod
+    def _unreadable(path: Path, error: Exception) -> FedsieveError:
+        return FedsieveError(
+            f"The checkpoint {path} cannot be read ({error}); start the run again in a new folder "
+            "with --out."
+        )
+
+    def save_server(self, rounds_done: int, server: Any) -> None:
+        write_atomically(self._server_file(rounds_done), encode(server))
+
+    def commit(self, rounds_done: int, clients: Mapping[ClientId, int]) -> Checkpoint:
+        """Make the state after `rounds_done` rounds, already on disk, the one to resume from."""
+        log_bytes = {}
+        for name, log in self._logs.items():
+            log.flush()
+            os.fsync(log.fileno())
+            log_bytes[name] = log.tell()
+        checkpoint = Checkpoint(rounds_done, clients, log_bytes)
+        record = {"rounds_done": rounds_done, "clients": clients, "log_bytes": log_bytes}
+        write_atomically(self._commit_file, _json(record))
+        for path in self._commit_file.parent.glob("server-*.safetensors"):
+            if path != self._server_file(rounds_done):
+                path.unlink()
+        return checkpoint
+
+    def open_logs(self, names: tuple[str, ...], checkpoint: Checkpoint | None) -> None:
+        """Open the logs for appending, cut back to where the checkpoint left them."""
+        for name in names:
+            log = self._logs[name] = (self.path / name).open("ab")
+            size = checkpoint.log_bytes.get(name, 0) if checkpoint else 0
+            check(
+                log.seek(0, os.SEEK_END) >= size,
+                f"{self.path / name} lacks lines that the checkpoint counts on; start the run "
+                "again in a new folder with --out.",
+            )
+            log.truncate(size)
+            log.seek(0, os.SEEK_END)
+
+    def append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Add one line to a log, at once visible to other programs."""
+        log = self._logs[name]
+        log.write(json.dumps(finite_json(line), separators=(",", ":")).encode() + b"\n")
+        log.flush()
+
+    def lines(self, name: str = METRICS) -> list[dict[str, Any]]:
+        return read_lines(self.path / name)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a log; one that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+
+
+def first_difference(
+    held: Mapping[str, Any], wanted: Mapping[str, Any], where: str = ""
+) -> str | None:
+    """The first setting in which two tables differ, as words, or None."""
+    names_first = sorted(held.keys() | wanted.keys(), key=lambda key: (key != "name", key))
+    for key in names_first:
+        path = f"{where}{key}"
+        mine, theirs = held.get(key), wanted.get(key)
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            inner = first_difference(mine, theirs, f"{path}.")
+            if inner is not None:
+                return inner
+        elif mine != theirs:
+            return f"{path} = {mine!r} (not {theirs!r})"
+    return None
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on, for the record."""
+    return {
+        "fedsieve": fedsieve.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": " ".join(["fedsieve", *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def finite_json(value: Any) -> Any:
+    """`value` with NaN and infinities as null, which is all that JSON has for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): finite_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(item) for item in value]
+    return value
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(finite_json(value), indent=2).encode() + b"\n"

@@ -1,0 +1,436 @@
+"""Rounds on one machine: select, send, train, merge, evaluate, write a line; resume after a cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, Dataset, load
+from fedsieve.errors import FedsieveError, check
+from fedsieve.files import draft_of, write_atomically
+from fedsieve.local.bench import Setup
+from fedsieve.methods import method
+from fedsieve.methods.contract import Federation, Method
+from fedsieve.recipe import Recipe
+from fedsieve.scenes import Scene, build_scene, load_scene, save_scene
+from fedsieve.serial import encode, payload_bytes, to_device
+from fedsieve.simulate.diagnose import Truth, auroc, diagnose, per_client
+from fedsieve.simulate.directory import CLIENTS, METRICS, MODEL, SCENE, RunDirectory
+from fedsieve.simulate.memorise import memorisation
+from fedsieve.simulate.runners import InProcess, Runner, Slots, Workers, one_thread
+from fedsieve.simulate.store import ClientStore
+from fedsieve.simulate.world import (
+    Job,
+    Result,
+    World,
+    client_memory,
+    first_unusable,
+    initial_weights,
+    make_setup,
+    make_world,
+    pick_device,
+)
+from fedsieve.types import SERVER, ClientId, Metrics, Streams, Weights
+
+LAST_ROUNDS = 10
+"""Accuracy is reported as the mean of this many last rounds, as the papers do."""
+LONG_RUN_SECONDS = 30.0
+"""Training ahead that justifies starting worker processes."""
+
+
+class Reporter(Protocol):
+    """Someone who watches a run."""
+
+    def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None: ...
+
+    def finished_round(self, line: Mapping[str, Any]) -> None: ...
+
+
+class Silent:
+    """A reporter that says nothing."""
+
+    def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None:
+        pass
+
+    def finished_round(self, line: Mapping[str, Any]) -> None:
+        pass
+
+
+class RunInterruptedError(FedsieveError):
+    """The run was asked to stop, and did so after saving everything."""
+
+
+def run(
+    recipe: Recipe, out: Path, reporter: Reporter | None = None, *, may_fork_out: bool = False
+) -> dict[str, Any]:
+    """Carry out `recipe` in the folder `out`, or what is left of it; the result is its summary.
+
+    `may_fork_out` lets a long run with `engine.workers = 0` start worker processes by itself. They
+    import the main module anew, so a script may only allow it under `if __name__ == "__main__"`.
+    """
+    reporter = reporter or Silent()
+    directory = RunDirectory(out)
+    with directory.lock():
+        directory.claim(recipe)
+        finished = directory.summary()
+        if finished is not None:
+            return finished
+        simulation = Simulation.open(recipe, directory, load_data(recipe))
+        try:
+            reporter.started(recipe, out, simulation.rounds_done)
+            with _Interrupt() as interrupt:
+                simulation.go_on(reporter, interrupt, may_fork_out)
+            summary = simulation.summary()
+            directory.finish(summary)
+        finally:
+            simulation.runner.close()
+        return summary
+
+
+def load_data(recipe: Recipe) -> Dataset:
+    return load(recipe.data.source, recipe.data.path)
+
+
+def scene_of(recipe: Recipe, data: Dataset) -> Scene:
+    """The recipe's scene: drawn from its seed alone, so every method of that seed shares it."""
+    return build_scene(
+        recipe.scene,
+        data.train_labels.numpy(),
+        len(data.classes),
+        recipe.seed,
+        class_names=data.classes,
+        superclass_of=CIFAR100_SUPERCLASS_OF if len(data.classes) == 100 else None,
+    )
+
+
+@dataclass
+class Simulation:
+    """The moving parts of a run between two rounds."""
+
+    recipe: Recipe
+    directory: RunDirectory
+    method: Method
+    world: World
+    setup: Setup
+    truth: Truth | None
+    runner: Runner
+    store: ClientStore
+    server: Any
+    rounds_done: int
+    saved_at: float = field(default_factory=time.monotonic)
+    fastest_round: float = float("inf")
+
+    @staticmethod
+    def open(recipe: Recipe, directory: RunDirectory, data: Dataset) -> Simulation:
+        """The simulation as the folder left it, or from its beginning."""
+        check(
+            not (data.train_labels_are_noisy and recipe.engine.memorisation_every),
+            f"engine.memorisation_every needs true labels, and {recipe.data.source} has none; "
+            "set it to 0.",
+        )
+        device = pick_device(recipe.engine.device)
+        scene_file = directory.path / SCENE
+        if scene_file.exists():
+            scene = load_scene(scene_file)
+        else:
+            scene = scene_of(recipe, data)
+            with draft_of(scene_file) as draft:
+                save_scene(scene, draft)
+        world = make_world(data, scene, device)
+        setup = make_setup(recipe, data)
+        chosen = method(recipe.method.name)
+        checkpoint = directory.last_checkpoint()
+        if checkpoint is None:
+            federation = Federation(
+                tuple(int(n) for n in scene.sizes),
+                recipe.clients_per_round,
+                recipe.rounds,
+                len(data.classes),
+            )
+            server = chosen.init_server(recipe.method, initial_weights(setup), federation)
+        else:
+            server = directory.load_server(checkpoint, chosen.server)
+        directory.open_logs(
+            (METRICS, CLIENTS) if recipe.engine.client_lines else (METRICS,), checkpoint
+        )
+        store = ClientStore(
+            directory.client_folder,
+            chosen.client,
+            budget_bytes=client_memory(recipe.engine.client_memory_mb, device),
+            device=device,
+            committed=checkpoint.clients if checkpoint else {},
+        )
+        truth = None
+        if not data.train_labels_are_noisy:
+            truth = Truth.of(scene, data.train_labels.numpy())
+        return Simulation(
+            recipe=recipe,
+            directory=directory,
+            method=chosen,
+            world=world,
+            setup=setup,
+            truth=truth,
+            runner=first_runner(recipe, world, setup),
+            store=store,
+            server=to_device(server, device),
+            rounds_done=checkpoint.rounds_done if checkpoint else 0,
+        )
+
+    def go_on(self, reporter: Reporter, interrupt: _Interrupt, may_fork_out: bool) -> None:
+        """Run the rounds that are left, with a checkpoint when one is due."""
+        started = time.monotonic()
+        limit = self.recipe.engine.stop_after_minutes
+        while self.rounds_done < self.recipe.rounds:
+            line = self.next_round()
+            reporter.finished_round(line)
+            if may_fork_out:
+                self._speed_up(line["seconds"]["train"])
+            out_of_time = limit is not None and time.monotonic() - started >= 60 * limit
+            stop = interrupt.asked or out_of_time
+            if stop or self._checkpoint_is_due():
+                self._checkpoint()
+            if stop and self.rounds_done < self.recipe.rounds:
+                raise RunInterruptedError(
+                    f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; "
+                    "the same command goes on from there."
+                )
+        self._checkpoint()
+
+    def next_round(self) -> dict[str, Any]:
+        """Run one round; the result is its line in the metrics."""
+        round, cfg, clock = self.rounds_done, self.recipe.method, _Clock()
+        selected = self.method.select(
+            cfg, self.server, round, Streams(self.recipe.seed, round, SERVER)
+        )
+        jobs = [
+            Job(k, self.store.get(k), self.method.send(cfg, self.server, round, k))
+            for k in sorted(selected)
+            if len(self.world.clients[k])
+        ]
+        sent = self.method.weights(self.server)
+        results = self.runner.train(round, jobs)
+        clock.lap("train")
+        refused = {r.client: bad for r in results if (bad := first_unusable(r.up)) is not None}
+        usable = [result for result in results if result.client not in refused]
+        server_metrics: Mapping[str, float] = {}
+        if usable:
+            ups = {result.client: result.up for result in usable}
+            self.server, server_metrics = self.method.merge(cfg, self.server, round, ups)
+        for result in usable:
+            self.store.put(result.client, result.state, round)
+        clock.lap("merge")
+        correct = self.runner.correct(self.method.weights(self.server))
+        clock.lap("evaluate")
+        diagnostics: dict[str, float] = {}
+        at_clients: Mapping[ClientId, Metrics] = {}
+        if self.truth is not None:
+            states = {result.client: result.state for result in usable}
+            diagnostics = diagnose(self.method, self.server, states, self.truth)
+            every = self.recipe.engine.memorisation_every
+            if every and (round + 1) % every == 0:
+                overall, at_clients = self._memorisation(round, usable, sent, self.truth)
+                diagnostics |= overall
+        clock.lap("diagnose")
+        self.rounds_done += 1
+        line = {
+            "round": round,
+            "accuracy": 100 * correct / len(self.world.test_labels),
+            "clients": [job.client for job in jobs],
+            "refused": {
+                str(client): f"{tensor} is not finite; the update was left out of the average"
+                for client, tensor in refused.items()
+            },
+            "bytes_down": sum(payload_bytes(job.down) for job in jobs),
+            "bytes_up": sum(payload_bytes(result.up) for result in results),
+            "client": _means(usable),
+            "server": server_metrics,
+            "diagnostics": diagnostics,
+            "seconds": clock.laps,
+        }
+        self.directory.append(METRICS, line)
+        if self.recipe.engine.client_lines:
+            self._write_client_lines(round, results, at_clients)
+        return line
+
+    def _memorisation(
+        self, round: int, usable: list[Result], sent: Weights, truth: Truth
+    ) -> tuple[Metrics, Mapping[ClientId, Metrics]]:
+        """The new global model on all samples; with client lines, each trained model and the one it
+        started from on its client's."""
+        at_clients: dict[ClientId, dict[str, Weights]] = {}
+        if self.recipe.engine.client_lines:
+            at_clients = {
+                result.client: {"local": self.method.local_weights(result.up), "global": sent}
+                for result in usable
+            }
+        with one_thread():
+            return memorisation(
+                self.runner.bench,
+                self.world,
+                truth,
+                self.recipe.seed,
+                round,
+                self.method.weights(self.server),
+                at_clients,
+            )
+
+    def _write_client_lines(
+        self, round: int, results: list[Result], memorised: Mapping[ClientId, Metrics]
+    ) -> None:
+        sieved = self.method.sieve(self.server)
+        for result in results:
+            line: dict[str, Any] = {"round": round, "client": result.client, **result.metrics}
+            if self.truth is not None and result.client in sieved:
+                line |= per_client(sieved[result.client], self.truth, result.client)
+            line |= memorised.get(result.client, {})
+            self.directory.append(CLIENTS, line)
+
+    def _speed_up(self, seconds: float) -> None:
+        """Start worker processes once it is clear that the run is long enough to pay for them."""
+        cores = min(len(os.sched_getaffinity(0)), self.recipe.clients_per_round)
+        first_round = self.fastest_round == float(
+            "inf"
+        )  # slow: everything is used for the first time
+        self.fastest_round = min(self.fastest_round, seconds)
+        ahead = (self.recipe.rounds - self.rounds_done) * self.fastest_round
+        if (
+            self.recipe.engine.workers == 0
+            and self.world.device.type == "cpu"
+            and isinstance(self.runner, InProcess)
+            and cores > 1
+            and not first_round
+            and ahead > LONG_RUN_SECONDS
+        ):
+            self.runner.close()
+            self.runner = Workers(self.recipe, self.world, self.setup, cores)
+
+    def _checkpoint_is_due(self) -> bool:
+        engine = self.recipe.engine
+        return (
+            self.rounds_done % engine.checkpoint_rounds == 0
+            or time.monotonic() - self.saved_at >= engine.checkpoint_seconds
+        )
+
+    def _checkpoint(self) -> None:
+        clients = self.store.save()
+        self.directory.save_server(self.rounds_done, self.server)
+        self.directory.commit(self.rounds_done, clients)
+        self.store.forget_old(clients)
+        self.saved_at = time.monotonic()
+
+    def summary(self) -> dict[str, Any]:
+        """The run in a few numbers; the global model is saved beside them."""
+        weights = self.method.weights(self.server)
+        write_atomically(self.directory.path / MODEL, encode(_Model(weights)))
+        lines = self.directory.lines()
+        accuracy = np.array([line["accuracy"] for line in lines])
+        seconds = [sum(line["seconds"].values()) for line in lines]
+        summary: dict[str, Any] = {
+            "name": self.recipe.name,
+            "method": self.recipe.method.name,
+            "seed": self.recipe.seed,
+            "rounds": len(lines),
+            "last10": float(accuracy[-LAST_ROUNDS:].mean()),
+            "best": float(accuracy.max()),
+            "best_round": int(accuracy.argmax()),
+            "final": float(accuracy[-1]),
+            "bytes_up": sum(line["bytes_up"] for line in lines),
+            "bytes_down": sum(line["bytes_down"] for line in lines),
+            "refused_updates": sum(len(line["refused"]) for line in lines),
+            "minutes": sum(seconds) / 60,
+            "device": str(self.world.device),
+        }
+        if self.truth is not None:
+            summary["noise"] = float(self.truth.scene.overall_noise(self.truth.labels))
+            summary["suspect_auroc"] = self._suspect_auroc(self.truth)
+        return summary
+
+    def _suspect_auroc(self, truth: Truth) -> float:
+        """How well the method's final suspicion separates wrong labels from right ones."""
+        scores, wrong = [], []
+        for client in range(len(self.world.clients)):
+            if not len(self.world.clients[client]):
+                continue
+            shard = self.world.shard(client)
+            state = self.store.get(client)
+            if state is None:
+                state = self.method.init_client(self.recipe.method, shard)
+            down = self.method.send(self.recipe.method, self.server, self.rounds_done, client)
+            bench = self.runner.bench
+            with one_thread():
+                suspicion = self.method.suspect(self.recipe.method, state, down, shard, bench)
+            scores.append(suspicion.p_wrong.numpy(force=True))
+            wrong.append(truth.wrong(client))
+        return auroc(np.concatenate(scores), np.concatenate(wrong))
+
+
+@dataclass(frozen=True)
+class _Model:
+    weights: Mapping[str, torch.Tensor]
+
+
+def first_runner(recipe: Recipe, world: World, setup: Setup) -> Runner:
+    """Who trains the first round; a long run on a CPU may get workers after it."""
+    if world.device.type == "cpu" and recipe.engine.workers > 1:
+        return Workers(recipe, world, setup, recipe.engine.workers)
+    if world.device.type == "cuda" and recipe.engine.slots > 0:
+        slots = min(recipe.engine.slots, recipe.clients_per_round)
+        return Slots(recipe, world, setup, slots)
+    return InProcess(recipe, world, setup)
+
+
+def _means(results: list[Result]) -> dict[str, float]:
+    """The mean of every client metric over the clients that report it."""
+    names = sorted({name for result in results for name in result.metrics})
+    return {
+        name: float(np.mean([r.metrics[name] for r in results if name in r.metrics]))
+        for name in names
+    }
+
+
+class _Clock:
+    """Seconds spent in each phase of a round."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.laps[phase] = now - self._since
+        self._since = now
+
+
+class _Interrupt:
+    """Notes Ctrl-C and termination instead of dying, so that a round can finish; twice dies."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for number in self.SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

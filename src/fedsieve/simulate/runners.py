@@ -1,0 +1,321 @@
+"""Who runs the clients of a round: this process, worker processes, or slots on a GPU.
+
+All give the same result. On a CPU every client is trained by one thread, wherever it runs, because
+the order of a sum, and so its last bit, may depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.errors import FedsieveError
+from fedsieve.local.bench import EVALUATION_CHUNK, Bench, EagerBench, Precision, Setup
+from fedsieve.local.graph import GraphBench
+from fedsieve.local.together import ViewsTogether
+from fedsieve.methods import method
+from fedsieve.recipe import Recipe
+from fedsieve.serial import decode, encode
+from fedsieve.simulate.world import Job, Result, World, count_correct, run_client
+from fedsieve.types import ClientId, Metrics, Weights
+
+PRELOAD = [__name__, "torch._dynamo"]
+"""What every worker needs; torch imports the second, for a second, at the first optimiser."""
+
+
+class Runner(Protocol):
+    """Trains the clients of a round and evaluates the global model."""
+
+    def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+        """Run every job; results in the order of the jobs."""
+
+    def correct(self, weights: Weights) -> int:
+        """How many test images the model classifies rightly."""
+
+    @property
+    def bench(self) -> Bench:
+        """A workbench in this process, for diagnosis."""
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """One client after another in this process, on a CPU or (eagerly) on a GPU."""
+
+    def __init__(self, recipe: Recipe, world: World, setup: Setup) -> None:
+        self._recipe = recipe
+        self.world = world
+        if world.device.type == "cuda":
+            set_gpu_arithmetic(recipe.precision)
+        self.bench = EagerBench(setup, world.device)
+
+    def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+        with one_thread():
+            return [run_client(self._recipe, self.world, self.bench, round, job) for job in jobs]
+
+    def correct(self, weights: Weights) -> int:
+        with one_thread():
+            return count_correct(
+                self.bench, weights, self.world.test_images, self.world.test_labels
+            )
+
+    def close(self) -> None:
+        pass
+
+
+class Workers:
+    """Clients spread over worker processes of one thread each."""
+
+    def __init__(self, recipe: Recipe, world: World, setup: Setup, count: int) -> None:
+        self._recipe = recipe
+        self._world = world
+        self._count = count
+        self.bench = EagerBench(setup, world.device)
+        self._folder = tempfile.TemporaryDirectory(prefix="fedsieve-")
+        shared = SharedWorld.save(world, Path(self._folder.name))
+        # Forked from a server that has imported everything once and has no threads of its own.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self._pool = ProcessPoolExecutor(
+            count,
+            mp_context=context,
+            initializer=_start_worker,
+            initargs=(recipe, shared, setup),
+        )
+
+    def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+        chosen = method(self._recipe.method.name)
+        with self._named_failure():
+            futures = [
+                self._pool.submit(
+                    _train_in_worker,
+                    round,
+                    job.client,
+                    None if job.state is None else encode(job.state),
+                    encode(job.down),
+                )
+                for job in jobs
+            ]
+            return [
+                Result(job.client, decode(chosen.client, state), decode(chosen.up, up), metrics)
+                for job, (state, up, metrics) in zip(
+                    jobs, (future.result() for future in futures), strict=True
+                )
+            ]
+
+    def correct(self, weights: Weights) -> int:
+        chunk = EVALUATION_CHUNK["cpu"]
+        total = len(self._world.test_labels)
+        pieces = np.array_split(np.arange(0, total, chunk), self._count)
+        ranges = [(int(p[0]), min(total, int(p[-1]) + chunk)) for p in pieces if len(p)]
+        blob = encode(_Parcel(weights))
+        with self._named_failure():
+            return sum(self._pool.map(_count_in_worker, [blob] * len(ranges), ranges))
+
+    @contextlib.contextmanager
+    def _named_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenProcessPool:
+            raise FedsieveError(
+                "A worker process died, most likely for want of memory; use fewer with "
+                "--engine.workers and run the same command again to resume."
+            ) from None
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+
+class Slots:
+    """Clients side by side on one GPU: a thread, a stream and captured steps for each slot."""
+
+    def __init__(self, recipe: Recipe, world: World, setup: Setup, count: int) -> None:
+        set_gpu_arithmetic(recipe.precision)
+        self._recipe = recipe
+        self._world = world
+        self._threads = ThreadPoolExecutor(count)
+        self._views = ViewsTogether()
+        self._free: queue.SimpleQueue[GraphBench] = queue.SimpleQueue()
+        for _ in range(count):
+            self._free.put(self._new_bench(setup))
+        self.bench = self._new_bench(setup, forward_chunk=EVALUATION_CHUNK["cuda"])
+
+    def _new_bench(self, setup: Setup, **options: int) -> GraphBench:
+        compile_model = self._recipe.engine.compile and self._recipe.precision != "fp32"
+        return GraphBench(
+            setup, self._world.device, compile_model=compile_model, views=self._views, **options
+        )
+
+    def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+        # The largest clients first, so that no slot is left alone with one at the end.
+        longest_first = sorted(jobs, key=lambda job: -len(self._world.clients[job.client]))
+        torch.cuda.synchronize()
+        with _quick_switching():
+            results = self._threads.map(functools.partial(self._run, round), longest_first)
+            by_client = {result.client: result for result in results}
+        torch.cuda.synchronize()
+        return [by_client[job.client] for job in jobs]
+
+    def _run(self, round: int, job: Job) -> Result:
+        bench = self._free.get()
+        preparation = contextlib.ExitStack()
+        preparation.enter_context(self._views.preparing())
+        bench.when_ready = preparation.close
+        try:
+            with torch.cuda.stream(bench.stream), preparation:
+                return run_client(self._recipe, self._world, bench, round, job)
+        finally:
+            self._free.put(bench)
+
+    def replay(self, steps: int) -> None:
+        """Let every slot repeat the steps that it captured last, and nothing else: for timing."""
+        benches = [self._free.get() for _ in range(self._free.qsize())]
+        torch.cuda.synchronize()
+        for done in self._threads.map(lambda bench: bench.replay(steps), benches):
+            assert done is None
+        torch.cuda.synchronize()
+        for bench in benches:
+            self._free.put(bench)
+
+    def correct(self, weights: Weights) -> int:
+        self.bench.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.bench.stream):
+            return count_correct(
+                self.bench, weights, self._world.test_images, self._world.test_labels
+            )
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@contextlib.contextmanager
+def _quick_switching() -> Iterator[None]:
+    """Let threads that only launch work take turns quickly with those that prepare."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def set_gpu_arithmetic(precision: Precision) -> None:
+    """fp32 is exact and repeatable; the others use what the matrix units and cuDNN do fastest."""
+    exact = precision == "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = not exact
+    torch.backends.cudnn.allow_tf32 = not exact
+    torch.backends.cudnn.deterministic = exact
+    torch.backends.cudnn.benchmark = not exact
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class SharedWorld:
+    """A world whose arrays lie in files that worker processes map into their memory."""
+
+    folder: Path
+    num_classes: int
+
+    @staticmethod
+    def save(world: World, folder: Path) -> SharedWorld:
+        for name, tensor in _tensors(world).items():
+            np.save(folder / f"{name}.npy", tensor.numpy())
+        np.save(folder / "members.npy", np.concatenate(world.clients))
+        np.save(folder / "sizes.npy", np.array([len(indices) for indices in world.clients]))
+        return SharedWorld(folder, world.num_classes)
+
+    def load(self) -> World:
+        def array(name: str) -> Any:
+            # Mode "c" gives writable pages that are never written back, as torch wants them.
+            return np.load(self.folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+
+        tensors = {
+            field.name: torch.from_numpy(array(field.name))
+            for field in fields(World)
+            if field.name not in ("clients", "num_classes")
+        }
+        clients = np.split(array("members"), np.cumsum(array("sizes"))[:-1])
+        return World(**tensors, clients=clients, num_classes=self.num_classes)
+
+
+def _tensors(world: World) -> dict[str, Tensor]:
+    values = {field.name: getattr(world, field.name) for field in fields(world)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+_worker: InProcess | None = None
+"""The runner of this worker process."""
+_worker_recipe: Recipe | None = None
+
+
+def _start_worker(recipe: Recipe, shared: SharedWorld, setup: Setup) -> None:
+    global _worker, _worker_recipe
+    # Ctrl-C reaches every process of the terminal; the main one lets its round finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    _worker_recipe = recipe
+    _worker = InProcess(recipe, shared.load(), setup)
+
+
+def _leave_with_parent() -> None:
+    """End this worker when the main process is gone, even if that was killed without a word."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _train_in_worker(
+    round: int, client: ClientId, state: bytes | None, down: bytes
+) -> tuple[bytes, bytes, Metrics]:
+    assert _worker is not None
+    assert _worker_recipe is not None
+    chosen = method(_worker_recipe.method.name)
+    job = Job(
+        client,
+        None if state is None else decode(chosen.client, state),
+        decode(chosen.down, down),
+    )
+    (result,) = _worker.train(round, [job])
+    return encode(result.state), encode(result.up), result.metrics
+
+
+def _count_in_worker(blob: bytes, bounds: tuple[int, int]) -> int:
+    assert _worker is not None
+    part = slice(*bounds)
+    images, labels = _worker.world.test_images[part], _worker.world.test_labels[part]
+    return count_correct(_worker.bench, decode(_Parcel, blob).weights, images, labels)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch's CPU operators on one thread for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,155 @@
+"""The simulated federation: every client's data on one machine, and how a client is run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsieve.data.sources import Dataset
+from fedsieve.data.views import view_set
+from fedsieve.errors import check
+from fedsieve.local.bench import Bench, Setup
+from fedsieve.methods import method
+from fedsieve.models import ModelConfig, build_model
+from fedsieve.models.weights import read_weights
+from fedsieve.recipe import Recipe
+from fedsieve.scenes import Scene
+from fedsieve.serial import tensors_of
+from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
+
+
+@dataclass(frozen=True)
+class World:
+    """The images and *given* labels of all clients, and the test set. No true training labels."""
+
+    images: Tensor
+    given: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    clients: Sequence[np.ndarray]
+    num_classes: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    def shard(self, client: ClientId) -> Shard:
+        """What `client` holds; sample ids are positions in the data set."""
+        ids = torch.from_numpy(self.clients[client]).to(self.device)
+        return Shard(client, self.images[ids], self.given[ids], ids, self.num_classes)
+
+
+def make_world(data: Dataset, scene: Scene, device: torch.device) -> World:
+    return World(
+        images=data.train_images.to(device),
+        given=torch.tensor(scene.given, dtype=torch.int64, device=device),
+        test_images=data.test_images.to(device),
+        test_labels=data.test_labels.to(device),
+        clients=[np.array(indices, dtype=np.int64) for indices in scene.clients],
+        num_classes=len(data.classes),
+    )
+
+
+@dataclass(frozen=True)
+class ModelMaker:
+    """Makes fresh models of one kind; sent to worker processes, so it holds nothing heavy."""
+
+    config: ModelConfig
+    channels: int
+    height: int
+    width: int
+    num_classes: int
+    seed: int
+
+    def __call__(self) -> nn.Module:
+        rng = rng_for(self.seed, 0, SERVER, "model")
+        return build_model(
+            self.config, self.channels, self.height, self.width, self.num_classes, rng
+        )
+
+
+def make_setup(recipe: Recipe, data: Dataset) -> Setup:
+    """The workbench's parts for this recipe; the image size is what the views make of it."""
+    views = view_set(data.views)
+    sample = views.raw(data.train_images[:1], rng_for(recipe.seed, 0, SERVER, "image size"))
+    _, channels, height, width = sample.shape
+    maker = ModelMaker(recipe.model, channels, height, width, len(data.classes), recipe.seed)
+    return Setup(maker, views, data.mean, data.std, recipe.sgd, recipe.precision)
+
+
+def initial_weights(setup: Setup) -> Weights:
+    return read_weights(setup.make_model())
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part in a round."""
+
+    client: ClientId
+    state: Any | None
+    """Its state after its last round, or None before its first."""
+    down: Any
+
+
+@dataclass(frozen=True)
+class Result:
+    client: ClientId
+    state: Any
+    up: Any
+    metrics: Metrics
+
+
+def run_client(recipe: Recipe, world: World, bench: Bench, round: int, job: Job) -> Result:
+    """Everything that happens at one site in one round."""
+    chosen = method(recipe.method.name)
+    shard = world.shard(job.client)
+    state = chosen.init_client(recipe.method, shard) if job.state is None else job.state
+    rng = Streams(recipe.seed, round, job.client)
+    state, up, metrics = chosen.train(recipe.method, state, job.down, shard, bench, rng)
+    return Result(job.client, state, up, metrics)
+
+
+def first_unusable(up: Any) -> str | None:
+    """The name of the first tensor of `up` that holds NaN or infinity, or None if all is well."""
+    floats = [(name, t) for name, t in tensors_of(up) if t.is_floating_point()]
+    if not floats:
+        return None
+    norms = torch.stack([t.detach().sum(dtype=torch.float64) for _, t in floats])
+    finite = torch.isfinite(norms)
+    if bool(finite.all()):  # one synchronisation for all tensors
+        return None
+    return floats[int(torch.nonzero(~finite)[0])][0]
+
+
+def count_correct(bench: Bench, weights: Weights, images: Tensor, labels: Tensor) -> int:
+    """How many of the images the model with `weights` classifies as labelled."""
+    raw = bench.view("raw", images, rng_for(0, 0, SERVER, "raw"))
+    return int((bench.forward(weights, raw).logits.argmax(dim=1) == labels).sum())
+
+
+def client_memory(megabytes: int, device: torch.device) -> int:
+    """Bytes of client states to keep in memory; 0 asks for what suits the device."""
+    if megabytes:
+        return megabytes * 2**20
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**31
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    check(device.type in ("cpu", "cuda"), f"engine.device must be cpu, cuda or auto, not {name!r}.")
+    check(
+        device.type == "cpu" or torch.cuda.is_available(),
+        f"engine.device is {name!r}, but this machine has no usable GPU; use cpu or auto.",
+    )
+    return device

@@ -1,0 +1,62 @@
+"""`fedsieve bench` measures, prints and writes; the measuring itself has its own tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedsieve.bench.speed_gpu import GpuSpeedReport
+from fedsieve.cli import bench, main
+
+MACHINE = {
+    "command": "fedsieve bench",
+    "commit": "abc1234",
+    "processor": "a processor",
+    "cpus": 2,
+    "python": "3.11",
+    "torch": "2",
+    "started": "2026-01-02T03:04:05+00:00",
+}
+
+
+def a_report() -> GpuSpeedReport:
+    return GpuSpeedReport(
+        gpu="a GPU",
+        eager_images_per_s=5_000.0,
+        engine_images_per_s=60_000.0,
+        round_images_per_s=40_000.0,
+        big_batch_images_per_s=90_000.0,
+        round_seconds=1.2,
+        phases={"train": 1.1, "merge": 0.1},
+        steps_seconds=0.9,
+        warm_up_seconds=30.0,
+        rounds=5,
+        machine=MACHINE,
+    )
+
+
+def test_the_gpu_report_judges_its_bars() -> None:
+    """60,000/5,000 = 12 × (bar 8); 60,000 (bar 50,000); 1.2 s (bar 1); 1 − .9/1.2 = .25 (.2)."""
+    verdicts = {row[0].strip(): (row[1], row[3]) for row in a_report().cells()}
+    assert verdicts["engine over plain loop"] == ("12.0 ×", "reached")
+    assert verdicts["engine, training steps alone, bf16"] == ("60,000 images/s", "reached")
+    assert verdicts["a round, all in"] == ("1.200 s", "MISSED")
+    assert verdicts["share of a round that is not training"] == ("0.25", "MISSED")
+    assert verdicts["phase: merge"] == ("0.100 s", "")
+
+
+def test_numbers_page_and_screen_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "measure", lambda options: a_report())
+    assert main(["bench", "speed", "--device", "cuda", "--out", str(tmp_path)]) == 0
+    assert "60,000 images/s" in capsys.readouterr().out
+    assert json.loads((tmp_path / "speed-cuda.json").read_text())["round_seconds"] == 1.2
+    assert "| engine over plain loop | 12.0 × |" in (tmp_path / "speed-cuda.md").read_text()
+
+
+def test_scale_has_no_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "scale", "--device", "cuda"]) == 2
+    assert "leave --device out" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""What is shown while a run goes on."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedsieve.cli import output, progress
+from fedsieve.cli.progress import Bars, Lines, duration, watcher
+from fedsieve.recipe import Recipe
+
+RECIPE = replace(Recipe(), rounds=100)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def told(seconds_per_round: float, rounds: int = 100, start: int = 0) -> list[str]:
+    lines: list[str] = []
+    clock = Clock()
+    reporter = Lines(lines.append, clock)
+    reporter.started(replace(RECIPE, rounds=rounds), Path("runs/me"), start)
+    for round in range(start, rounds):
+        clock.now += seconds_per_round
+        reporter.finished_round({"round": round, "accuracy": round / 2})
+    return lines
+
+
+def test_a_quick_run_is_told_at_its_start_and_end():
+    assert told(0.01) == [
+        "me: 100 rounds of fedavg",
+        "me: round 100/100, accuracy 49.50 %",
+    ]
+
+
+def test_a_usual_run_is_told_every_tenth():
+    lines = told(1.0)
+    assert len(lines) == 1 + 10
+    assert lines[1] == "me: round 10/100, accuracy 4.50 %, 90 s left"
+    assert lines[2] == "me: round 20/100, accuracy 9.50 %, 80 s left"
+
+
+def test_a_slow_run_is_told_every_five_minutes():
+    lines = told(100.0)
+    assert len(lines) == 1 + 34  # every third round, and the last one
+    assert lines[1].startswith("me: round 3/100")
+    assert lines[1].endswith("2.7 h left")  # 97 rounds of 100 s
+
+
+def test_a_resumed_run_counts_its_own_rounds_only():
+    lines = told(3.0, start=80)
+    assert lines[0] == "me: 100 rounds of fedavg, going on after round 80"
+    assert lines[1] == "me: round 90/100, accuracy 44.50 %, 30 s left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (99.4, "99 s"), (120, "2 min"), (7200, "2.0 h")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_bars_and_everything_else_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(watcher(), Lines)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert isinstance(watcher(), Bars)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(watcher(), Lines)
+
+
+def test_a_bar_shows_round_and_accuracy(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.stderr", terminal)
+    bars = Bars()
+    with bars.shown():
+        bars.skipped(Path("runs/old"))
+        bars.started(RECIPE, Path("runs/me"), 40)
+        bars.finished_round({"round": 41, "accuracy": 12.345})
+    text = terminal.getvalue()
+    assert "old: already finished" in text
+    last = [line for line in text.splitlines() if "round" in line][-1]
+    assert "me" in last
+    assert "round 42/100" in last
+    assert "accuracy 12.35 %" in last or "accuracy 12.34 %" in last
+
+
+def test_lines_go_to_standard_error(capsys):
+    with Lines().shown():
+        progress.Lines().skipped(Path("runs/old"))
+    assert capsys.readouterr().err == "old: already finished\n"
+
+
+def test_tables_are_plain_in_a_pipe_even_where_colour_is_forced(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    output.print_table(["a", "b"], [["[red]x[/red]", ":smile:"]], title="t", caption="c")
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == "t"
+    assert text.splitlines()[-1] == "c"
+    assert "[red]x[/red]" in text
+    assert ":smile:" in text
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())

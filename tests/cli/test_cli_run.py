@@ -1,0 +1,280 @@
+"""`fedsieve run` from end to end, on runs that take a fraction of a second."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsieve.cli import run as command
+from fedsieve.cli.results import Outcome, arrange
+from fedsieve.cli.run import result_rows
+from fedsieve.simulate import files
+from fedsieve.simulate.directory import read_lines
+from fedsieve.simulate.run import RunInterruptedError
+
+CONTROL = {chr(code) for code in range(32)} - {"\n"}
+
+
+def test_a_single_run_says_what_it_did_and_where(cli):
+    answer = cli("run", "tiny.toml", "--out", "here")
+    assert answer.status == 0
+    assert "fedavg-seed1" not in answer.err
+    assert "here: round 2/2, accuracy" in answer.err
+    assert "Accuracy on the test set in %" in answer.out
+    assert "of labels wrong" in answer.out
+    assert "suspects' AUROC: how well" in answer.out
+    listed = answer.out.split("Results in here\n")[1]
+    for name in ("summary.json", "metrics.jsonl", "model.safetensors", "config.toml"):
+        assert f"  {name}" in listed
+        assert Path("here", name).is_file()
+    assert "clients.jsonl" not in listed
+    assert not CONTROL & set(answer.out + answer.err)
+    summary = json.loads(Path("here/summary.json").read_text())
+    assert f"{summary['last10']:.1f} ({summary['best']:.1f})" in answer.out
+
+
+def test_the_same_command_again_skips_what_is_finished(cli):
+    first = cli("run", "tiny.toml", "--rounds", "1")
+    (folder,) = Path("runs").glob("tiny-??????/fedavg-seed1")
+    written = (folder / "metrics.jsonl").read_bytes()
+    again = cli("run", "tiny.toml", "--rounds", "1")
+    assert again.err == "fedavg-seed1: already finished\n"
+    assert again.out == first.out
+    assert (folder / "metrics.jsonl").read_bytes() == written
+
+
+def test_a_grid_over_methods_noise_and_seeds(cli):
+    sweep = """
+    [sweep]
+    "method.name" = ["fedavg", "fedprox"]
+    "scene.noise" = [
+      { label = "noisy", "scene.noise.kind" = "symmetric" },
+      { label = "clean", "scene.noise" = { kind = "none" } },
+    ]
+    """
+    with Path("tiny.toml").open("a") as recipe:
+        recipe.write(sweep.replace("\n    ", "\n"))
+    answer = cli("run", "tiny.toml", "--rounds", "1", "--seeds", "3", "4", "--out", "grid")
+    assert answer.status == 0
+    cells = ("fedavg-noisy", "fedavg-clean", "fedprox-noisy", "fedprox-clean")
+    expected = {f"{cell}-seed{seed}" for cell in cells for seed in (3, 4)}
+    assert {folder.name for folder in Path("grid").iterdir()} == expected
+    header = answer.out.partition("─")[0]
+    assert header.index("symmetric noise") < header.index("no noise")
+    assert "all labels right" in header
+    rows = [line.split() for line in answer.out.splitlines() if line.startswith(" fed")]
+    assert [row[0] for row in rows] == ["fedavg", "fedprox"]
+    finals = [
+        json.loads(Path("grid", f"fedavg-clean-seed{seed}", "summary.json").read_text())["last10"]
+        for seed in (3, 4)
+    ]
+    assert f"{sum(finals) / 2:.1f} ± " in answer.out
+    assert answer.out.endswith("Results in grid\n")
+    config = tomllib.loads(Path("grid/fedprox-clean-seed4/config.toml").read_text())
+    assert config["method"]["name"] == "fedprox"
+    assert config["scene"]["noise"]["kind"] == "none"
+    assert (config["seed"], config["rounds"]) == (4, 1)
+
+
+def test_a_finished_runs_config_is_a_recipe(cli):
+    cli("run", "tiny.toml", "--rounds", "1", "--out", "a")
+    assert cli("run", "a/config.toml", "--out", "b").status == 0
+    first, second = (read_lines(Path(name, "metrics.jsonl")) for name in "ab")
+    assert [line["accuracy"] for line in first] == [line["accuracy"] for line in second]
+
+
+def test_settings_on_the_command_line_reach_the_run(cli):
+    cli("run", "tiny.toml", "--method.name", "fedprox", "--method.mu", "0.25", "--out", "x")
+    config = tomllib.loads(Path("x/config.toml").read_text())
+    assert config["method"] == {"name": "fedprox", "mu": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["nope"], "There is no recipe 'nope'"),
+        (["nope.toml"], "There is no recipe 'nope.toml'"),
+        (["tiny.toml", "--sgd.lr", "-1"], "lr must be above 0"),
+        (["tiny.toml", "--clients_per_round", "9"], "clients_per_round is 9"),
+        (["tiny.toml", "--scene.noise.low", "2"], "scene.noise.low must be between 0 and 1"),
+        (["tiny.toml", "--model.name", "cnn9"], "cnn9 needs images of at least 28×28"),
+        (["tiny.toml", "--data.source", "cifar10"], "cifar10 is read from files"),
+        (["tiny.toml", "--data.source", "cifar11"], "There is no source 'cifar11'"),
+        (["tiny.toml", "--engine.device", "abacus"], "engine.device must be cpu, cuda or auto"),
+        (["tiny.toml", "--out", "tiny.toml"], "tiny.toml"),
+        (["tiny.toml", "--out", "tiny.toml/x"], ""),
+    ],
+)
+def test_mistakes_are_one_sentence(argv, words, cli):
+    answer = cli("run", *argv)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith(f"fedsieve: {words}")
+    assert answer.err.count("\n") == 1
+
+
+def test_a_folder_that_holds_another_run(cli):
+    cli("run", "tiny.toml", "--rounds", "1", "--out", "x")
+    before = Path("x/summary.json").read_bytes()
+    answer = cli("run", "tiny.toml", "--rounds", "1", "--sgd.lr", "0.5", "--out", "x")
+    assert answer.status == 2
+    assert answer.err.startswith("fedsieve: x already holds a run with sgd.lr = 0.05 (not 0.5)")
+    assert Path("x/summary.json").read_bytes() == before
+
+
+def test_a_folder_in_use(cli):
+    Path("x").mkdir()
+    with Path("x/.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        answer = cli("run", "tiny.toml", "--out", "x")
+    assert answer.status == 2
+    assert answer.err.startswith("fedsieve: Another fedsieve process is running in x")
+
+
+def stop_after_one_round(cli) -> None:
+    answer = cli("run", "tiny.toml", "--out", "x", "--engine.stop_after_minutes", "0.0")
+    assert answer.status == 130
+    assert answer.err.endswith(
+        "fedsieve: Stopped after round 1 of 2; the same command goes on from there.\n"
+    )
+
+
+def test_a_stopped_run_goes_on(cli):
+    stop_after_one_round(cli)
+    answer = cli("run", "tiny.toml", "--out", "x")
+    assert answer.status == 0
+    assert "x: 2 rounds of fedavg, going on after round 1\n" in answer.err
+    assert [line["round"] for line in read_lines(Path("x/metrics.jsonl"))] == [0, 1]
+
+
+def test_a_damaged_checkpoint(cli):
+    stop_after_one_round(cli)
+    (server,) = Path("x/checkpoint").glob("server-*.safetensors")
+    server.write_bytes(b"nonsense")
+    answer = cli("run", "tiny.toml", "--out", "x")
+    assert answer.status == 2
+    assert f"The checkpoint {server} cannot be read" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_full_disk_loses_nothing(cli, monkeypatch):
+    stop_after_one_round(cli)
+    saved = {path: path.read_bytes() for path in Path("x/checkpoint").rglob("*.*")}
+
+    def full(self, target):
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.Path, "replace", full)
+        answer = cli("run", "tiny.toml", "--out", "x")
+    assert answer.status == 2
+    assert "fedsieve: The disk is full" in answer.err
+    assert "Traceback" not in answer.err
+    assert {path: path.read_bytes() for path in Path("x/checkpoint").rglob("*.*")} == saved
+    assert cli("run", "tiny.toml", "--out", "x").status == 0
+
+
+def test_missing_permission(cli, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    answer = cli("run", "tiny.toml", "--out", "x")
+    assert answer.status == 2
+    assert answer.err.startswith("fedsieve: Permission denied (x)")
+
+
+def test_a_full_gpu(cli, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(command, "run", full)
+    answer = cli("run", "tiny.toml")
+    assert answer.status == 2
+    assert "The GPU has not enough memory; try a smaller --engine.slots" in answer.err
+
+
+def test_the_rest_of_a_grid_is_not_started_after_an_interruption(cli, monkeypatch):
+    started = []
+
+    def interrupted(recipe, folder, *args, **kwargs):
+        started.append(folder.name)
+        raise RunInterruptedError("Stopped.")
+
+    monkeypatch.setattr(command, "run", interrupted)
+    answer = cli("run", "tiny.toml", "--seeds", "1", "2")
+    assert (answer.status, answer.out, answer.err) == (130, "", "fedsieve: Stopped.\n")
+    assert started == ["fedavg-seed1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(number):
+    argv = ["run", "tiny.toml", "--rounds", "10000", "--out", "x"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsieve", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    metrics, deadline = Path("x/metrics.jsonl"), time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "fedsieve: Stopped after round" in err
+    assert "Traceback" not in err
+    done = json.loads(Path("x/checkpoint/commit.json").read_text())["rounds_done"]
+    assert len(metrics.read_text().splitlines()) == done
+
+
+def outcome(method, noise, last10, auroc, seed=1):
+    config = {
+        "seed": seed,
+        "data": {"source": "digits"},
+        "scene": {"noise": {"kind": "none" if noise == 0 else "symmetric"}},
+        "method": {"name": method},
+    }
+    summary = {"last10": last10, "best": last10 + 1, "suspect_auroc": auroc, "noise": noise}
+    return Outcome.of(config, summary)
+
+
+def test_rows_of_the_closing_table():
+    """Mean of 80 and 84: 82, standard deviation √((2² + 2²) / 1) = 2.8; one entry is missing."""
+    outcomes = [
+        outcome("fedavg", 0.7, 80.0, 0.9, seed=1),
+        outcome("fedavg", 0.7, 84.0, 0.9, seed=2),
+        outcome("fedavg", 0.0, 95.0, None),
+        outcome("fedprox", 0.0, 94.0, None),
+    ]
+    header, rows = result_rows(arrange(outcomes))
+    assert header == [
+        "method",
+        "symmetric noise\n70% of labels wrong",
+        "suspects'\nAUROC",
+        "no noise\nall labels right",
+    ]
+    assert rows == [
+        ["fedavg", "82.0 ± 2.8 (83.0 ± 2.8)", "0.900 ± 0.000", "95.0 (96.0)"],
+        ["fedprox", "–", "–", "94.0 (95.0)"],
+    ]
+
+
+def test_unknown_truth_and_refused_updates_in_the_closing_words(cli, monkeypatch):
+    summary = {"last10": 50.0, "best": 60.0, "refused_updates": 3}
+    monkeypatch.setattr(command, "run", lambda *args, **kwargs: summary)
+    answer = cli("run", "tiny.toml", "--out", "x")
+    assert "AUROC" not in answer.out
+    assert "labels wrong" not in answer.out
+    assert "3 updates were not finite and were left out" in answer.out

@@ -1,0 +1,211 @@
+"""`fedsieve table`: what is found, how it is grouped and named, and how it is written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsieve.cli.results import Outcome, arrange, flat, once_per_seed, score_of
+from fedsieve.cli.table import (
+    csv_text,
+    escape_csv,
+    escape_latex,
+    escape_markdown,
+    latex,
+    markdown,
+)
+
+
+def config(method="fedavg", seed=1, noise=None, **top):
+    noise = noise or {"kind": "none"}
+    return {
+        "name": "x",
+        "seed": seed,
+        "data": {"source": "digits"},
+        "scene": {"clients": 4, "partition": {"kind": "iid"}, "noise": noise},
+        "method": {"name": method} if isinstance(method, str) else method,
+        **top,
+    }
+
+
+def write(folder: str, table, **summary) -> None:
+    Path(folder).mkdir(parents=True)
+    Path(folder, "config.toml").write_text(tomli_w.dumps(table))
+    Path(folder, "summary.json").write_text(json.dumps(summary))
+
+
+def arranged(*pairs):
+    return arrange([Outcome.of(table, summary) for table, summary in pairs])
+
+
+def test_seeds_are_averaged(cli):
+    """Last 10: (80 + 83 + 86) / 3 = 83, standard deviation √((9 + 0 + 9) / 2) = 3."""
+    for seed, value in ((1, 80.0), (2, 83.0), (3, 86.0)):
+        write(f"runs/a-seed{seed}", config(seed=seed), last10=value, best=value + 1)
+    write("runs/b-seed1", config("fedprox"), last10=90.0, best=91.5)
+    answer = cli("table", "runs")
+    assert answer.status == 0
+    assert answer.out.splitlines() == [
+        "| method | digits |",
+        "| --- | ---: |",
+        "| fedavg | 83.00 ± 3.00 |",
+        "| fedprox | 90.00 |",
+    ]
+    assert "| fedprox | 91.50 |" in cli("table", "runs", "--metric", "best").out
+
+
+def test_unfinished_and_repeated_runs_are_left_out_and_told(cli):
+    write("a", config(), last10=1.0)
+    write("b", config(), last10=2.0)
+    write("c", config(seed=2), last10=3.0)
+    Path("c/summary.json").unlink()
+    answer = cli("table", "a", "b", "c", "a", ".")
+    assert "| fedavg | 1.00 |" in answer.out
+    assert answer.err == "Left out: 1 unfinished.\nLeft out: 1 that repeat a seed.\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "Give the folders of the runs"),
+        (["nowhere"], "There is no folder nowhere"),
+        (["."], "There is no finished run in . (0 unfinished)"),
+        ([".", "--metric", "lst10"], "metric must be one of"),
+        ([".", "--formt", "csv"], "There is no option --formt; did you mean --format?"),
+    ],
+)
+def test_mistakes(argv, words, cli):
+    answer = cli("table", *argv)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith(f"fedsieve: {words}")
+
+
+@pytest.mark.parametrize("content", ["{", "3", "[1]"])
+def test_a_damaged_summary_is_named(content, cli):
+    write("runs/a", config(), last10=1.0)
+    Path("runs/a/summary.json").write_text(content)
+    answer = cli("table", "runs")
+    assert answer.status == 2
+    assert answer.err.startswith("fedsieve: The results in runs/a cannot be read")
+
+
+def test_columns_are_named_by_what_differs():
+    noisy = {"kind": "symmetric", "low": 0.5, "high": 0.9}
+    result = arranged((config(noise=noisy), {}), (config(), {}))
+    assert result.columns == ("symmetric noise, low=0.5, high=0.9", "no noise")
+    result = arranged((config(noise=noisy), {}), (config(noise=noisy | {"low": 0.2}), {}))
+    assert result.columns == ("low=0.5", "low=0.2")
+    two = config() | {"data": {"source": "mnist", "path": "/a"}}
+    assert arranged((config(), {}), (two, {})).columns == ("digits", "mnist")
+    big = config()
+    big["scene"] |= {"clients": 9, "partition": {"kind": "dirichlet", "alpha": 0.3}}
+    assert arranged((config(), {}), (big, {})).columns == (
+        "4 clients, iid",
+        "9 clients, dirichlet, alpha=0.3",
+    )
+
+
+def test_rows_are_named_by_what_differs():
+    result = arranged(
+        (config({"name": "fedprox", "mu": 0.1}), {}),
+        (config({"name": "fedprox", "mu": 1.0}), {}),
+        (config(), {}),
+    )
+    assert result.rows == ("fedprox mu=0.1", "fedprox mu=1.0", "fedavg")
+    result = arranged((config(rounds=3), {}), (config(rounds=4), {}))
+    assert result.rows == ("fedavg rounds=3", "fedavg rounds=4")
+
+
+def test_runs_differ_neither_by_engine_nor_by_name_nor_by_place():
+    other = config(seed=2, engine={"device": "cuda"}) | {"name": "y"}
+    other["data"] = {"source": "digits", "path": "/elsewhere"}
+    result = arranged((config(), {}), (other, {}))
+    assert (len(result.rows), len(result.columns)) == (1, 1)
+
+
+def test_different_rows_never_share_a_name():
+    first = config({"name": "m"}, model={"x": "1 x=2"}, sgd={"y": 1})
+    second = config({"name": "m"}, model={"x": "1"}, sgd={"x": "2", "y": 1})
+    assert len(set(arranged((first, {}), (second, {})).rows)) == 2
+
+
+def test_a_missing_metric_is_a_dash():
+    result = arranged((config(), {"suspect_auroc": None}), (config("fedprox"), {}))
+    assert "| fedavg | – |" in markdown(result, "suspect_auroc")
+    assert "fedprox & -- \\\\" in latex(result, "suspect_auroc")
+    assert csv_text(result, "suspect_auroc").splitlines()[1] == "fedavg,,"
+
+
+def test_latex_has_rules_and_escapes():
+    table = config({"name": "a_b%"}, rounds=3)
+    text = latex(
+        arranged((table, {"last10": 50.0}), (table | {"seed": 2}, {"last10": 52.0})), "last10"
+    )
+    assert text.splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"method & digits \\",
+        r"\midrule",
+        r"a\_b\% & $51.00 \pm 1.41$ \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_csv_of_two_seeds_is_numbers():
+    pairs = [(config(seed=s), {"last10": v}) for s, v in ((1, 50.0), (2, 52.0))]
+    rows = list(csv.reader(io.StringIO(csv_text(arranged(*pairs), "last10"))))
+    assert rows[0] == ["method", "digits", "digits std"]
+    assert [rows[1][0], *map(float, rows[1][1:])] == ["fedavg", 51.0, pytest.approx(2**0.5, 1e-5)]
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\r\n-"])
+def test_csv_cells_are_no_formulas(start):
+    assert escape_csv(f"{start}1+1") == f"'{start[-1]}1+1"
+    text = csv_text(arranged((config({"name": f"{start}cmd|' /C calc'!A0"}), {})), "last10")
+    assert list(csv.reader(io.StringIO(text)))[1][0] == f"'{start[-1]}cmd|' /C calc'!A0"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=20))
+def test_escaped_text_keeps_its_cell(text):
+    shown = escape_markdown(text)
+    assert "\n" not in shown
+    assert shown.replace("\\\\", "").replace("\\|", "").count("|") == 0
+    bare = escape_latex(text)
+    for sign in "&%$#_":
+        assert bare.count(sign) == bare.count(f"\\{sign}") == text.count(sign)
+
+
+def test_markdown_escapes():
+    assert escape_markdown("a|b *c* <d> [e] `f`") == r"a\|b \*c\* \<d\> \[e\] \`f\`"
+    assert escape_markdown("clients_per_round _x_") == r"clients_per_round \_x\_"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
+def test_scores(values):
+    outcomes = [Outcome.of(config(seed=s), {"best": v}) for s, v in enumerate(values)]
+    score = score_of(outcomes, "best")
+    assert score is not None
+    assert score.mean == pytest.approx(sum(values) / len(values))
+    assert score.seeds == len(values)
+    if len(values) == 1:
+        assert score.std is None
+    else:
+        assert score.std == pytest.approx(statistics.stdev(values))
+
+
+def test_helpers():
+    assert flat({"a": {"b": {"c": 1}}, "d": [2]}) == {"a.b.c": 1, "d": [2]}
+    same = Outcome.of(config(), {})
+    assert once_per_seed([same, same]) == [same]
+    assert score_of([Outcome.of(config(), {"best": float("nan")})], "best") is None

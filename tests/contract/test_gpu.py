@@ -1,0 +1,84 @@
+"""Every registered method: captured steps give the plain loop's weights, in exact arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedsieve.data.sources import Dataset
+from fedsieve.local.bench import EagerBench
+from fedsieve.local.graph import GraphBench
+from fedsieve.local.plan import Sgd
+from fedsieve.methods import METHODS
+from fedsieve.methods.contract import Federation
+from fedsieve.models import ModelConfig
+from fedsieve.recipe import Recipe
+from fedsieve.scenes import SceneConfig
+from fedsieve.serial import tensors_of, to_device
+from fedsieve.simulate.run import scene_of
+from fedsieve.simulate.runners import set_gpu_arithmetic
+from fedsieve.simulate.world import Job, initial_weights, make_setup, make_world, run_client
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def small_colour_images() -> Dataset:
+    rng = np.random.default_rng(0)
+
+    def images(n: int) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(0, 256, (n, 3, 16, 16), dtype=np.uint8))
+
+    return Dataset(
+        name="random",
+        classes=("a", "b", "c"),
+        train_images=images(120),
+        train_labels=torch.from_numpy(rng.integers(0, 3, 120)),
+        test_images=images(10),
+        test_labels=torch.from_numpy(rng.integers(0, 3, 10)),
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        views="cifar10",
+    )
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_graph_equals_eager(name: str) -> None:
+    set_gpu_arithmetic("fp32")
+    chosen, device = METHODS[name], torch.device("cuda")
+    recipe = Recipe(
+        clients_per_round=2,
+        scene=SceneConfig(clients=2),
+        model=ModelConfig(name="resnet18", head="mlp"),
+        sgd=Sgd(epochs=2, batch_size=16, lr=0.01, momentum=0.5, weight_decay=5e-4),
+        method=chosen.config(),  # type: ignore[call-arg]
+    )
+    data = small_colour_images()
+    setup = make_setup(recipe, data)
+    world = make_world(data, scene_of(recipe, data), device)
+    federation = Federation((60, 60), 2, 5, 3)
+    server = chosen.init_server(
+        recipe.method, to_device(initial_weights(setup), device), federation
+    )
+    eager, graph = EagerBench(setup, device), GraphBench(setup, device, compile_model=False)
+    jobs = [Job(k, None, chosen.send(recipe.method, server, 0, k)) for k in (0, 1)]
+    for round in range(2):  # the second with the state of the first
+        expected = [run_client(recipe, world, eager, round, job) for job in jobs]
+        with torch.cuda.stream(graph.stream):
+            got = [run_client(recipe, world, graph, round, job) for job in jobs]
+        torch.cuda.synchronize()
+        for mine, theirs in zip(got, expected, strict=True):
+            for record in ("up", "state"):
+                left = dict(tensors_of(getattr(mine, record)))
+                right = dict(tensors_of(getattr(theirs, record)))
+                assert set(left) == set(right)
+                for tensor in right:
+                    torch.testing.assert_close(
+                        left[tensor], right[tensor], rtol=1e-3, atol=1e-4, msg=f"{record}.{tensor}"
+                    )
+        jobs = [replace(job, state=r.state) for job, r in zip(jobs, expected, strict=True)]

@@ -1,0 +1,336 @@
+"""Local training: the workbench against loops and numbers written out here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benches import (
+    CPU,
+    Linear,
+    Normalised,
+    bench_of,
+    images_of,
+    labels_of,
+    mean_cross_entropy,
+    plan_of,
+    small_cnn,
+    weights_of,
+)
+from fedsieve.data.sources.digits import load_digits
+from fedsieve.data.views import view_set
+from fedsieve.local.plan import Batch, Ema, Net, Sgd
+from fedsieve.types import Outputs, rng_for
+from helpers import assert_same_weights, same_bits
+
+FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+# ------------------------------------------------------------------- against a bare PyTorch loop
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("view", ["raw", "weak", "strong"])
+def test_fit_is_the_plain_loop_bit_for_bit(tail: str, view: str) -> None:
+    """30 digits in batches of 8, three epochs, fresh views in every epoch, BatchNorm, momentum."""
+    sgd = Sgd(epochs=3, batch_size=8, lr=0.1, momentum=0.9, weight_decay=1e-3, tail=tail)  # type: ignore[arg-type]
+    data = load_digits()
+    images, labels = data.train_images[:30], data.train_labels[:30]
+    start = weights_of(small_cnn, 3)
+
+    model = small_cnn().train()
+    model.load_state_dict(start, strict=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    # These names of streams are part of what makes runs repeatable.
+    order_rng, view_rng = rng_for(11, 4, 2, "batches"), rng_for(11, 4, 2, "view/x")
+    losses = []
+    for _ in range(3):
+        order = order_rng.permutation(30)
+        seen = view_set("digits")[view](images, view_rng)
+        pieces = [order[first : first + 8] for first in range(0, 30, 8)]
+        if tail == "drop":
+            pieces.pop()
+        for piece in pieces:
+            is_real = torch.arange(8 if tail == "pad" else len(piece)) < len(piece)
+            rows = np.concatenate([piece, order[: len(is_real) - len(piece)]])
+            x = seen[rows].float() * (1 / torch.tensor(127.5)) - 0.5  # mean 0.25, std 0.5
+            each = F.cross_entropy(model(x).logits, labels[rows], reduction="none")
+            loss = (each * is_real).sum() / is_real.sum() if not is_real.all() else each.mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+
+    plan = plan_of(start, images, labels, sgd, views={"x": view})
+    fitted = bench_of(small_cnn, sgd, "digits").fit(plan)
+    assert fitted.steps == len(losses) == {"keep": 12, "drop": 9, "pad": 12}[tail]
+    (trained,) = fitted.weights
+    assert_same_weights(trained, {name: model.state_dict()[name] for name in trained})
+    assert "bn1.running_mean" in trained
+    assert fitted.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert fitted.ema is None
+    assert fitted.observed is None
+
+
+# ----------------------------------------------------------------------- against NumPy, by hand
+
+
+def softmax(z: FloatArray) -> FloatArray:
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    result: FloatArray = e / e.sum(axis=1, keepdims=True)
+    return result
+
+
+def cross_entropy_gradient(
+    W: FloatArray, b: FloatArray, x: FloatArray, y: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Of the mean of −log softmax(Wx + b)_y: ∂/∂z = (p − onehot)/n, ∂/∂W = ∂zᵀx, ∂/∂b = Σ∂z."""
+    dz = (softmax(x @ W.T + b) - np.eye(3)[y]) / len(x)
+    return dz.T @ x, dz.sum(axis=0)
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.5, 0.05)])
+def test_three_steps_of_momentum_and_weight_decay(momentum: float, decay: float) -> None:
+    """g = ∇F + λw, v ← m·v + g from v = 0, w ← w − η·v; the whole data is one batch."""
+    images, labels = images_of(6), labels_of(6)
+    start = weights_of(Linear, 1)
+    sgd = Sgd(epochs=3, batch_size=6, lr=0.2, momentum=momentum, weight_decay=decay)
+    fitted = bench_of(Linear, sgd).fit(plan_of(start, images, labels, sgd))
+
+    x = (images.numpy().reshape(6, 4) / 255 - 0.25) / 0.5
+    w = [start[name].numpy().astype(np.float64) for name in ("layer.weight", "layer.bias")]
+    v = [np.zeros_like(tensor) for tensor in w]
+    losses = []
+    for _ in range(3):
+        p = softmax(x @ w[0].T + w[1])
+        losses.append(-np.log(p[np.arange(6), labels.numpy()]).mean())
+        gradient = cross_entropy_gradient(w[0], w[1], x, labels.numpy())
+        v = [momentum * vi + g + decay * wi for vi, g, wi in zip(v, gradient, w, strict=True)]
+        w = [wi - 0.2 * vi for wi, vi in zip(w, v, strict=True)]
+    assert fitted.steps == 3
+    assert fitted.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    for name, expected in zip(("layer.weight", "layer.bias"), w, strict=True):
+        np.testing.assert_allclose(fitted.weights[0][name].numpy(), expected, atol=1e-6)
+
+
+def test_momentum_starts_at_zero_in_every_round() -> None:
+    """Two fits of one step differ from one fit of two steps by the momentum m·v₁, no more."""
+    images, labels = images_of(4), labels_of(4)
+    sgd = Sgd(epochs=1, batch_size=4, lr=0.1, momentum=0.9)
+    bench = bench_of(Linear, sgd)
+    start = weights_of(Linear, 2)
+    once = bench.fit(plan_of(start, images, labels, sgd)).weights[0]
+    twice = bench.fit(plan_of(dict(once), images, labels, sgd)).weights[0]
+    long = Sgd(epochs=2, batch_size=4, lr=0.1, momentum=0.9)
+    in_one = bench.fit(plan_of(start, images, labels, long)).weights[0]
+    for name, w0 in start.items():
+        carried = 0.9 * (once[name] - w0)  # −η·m·v₁ = m·(w₁ − w₀)
+        torch.testing.assert_close(in_one[name], twice[name] + carried, atol=1e-6, rtol=0)
+
+
+# --------------------------------------------------------------------------------- limit cases
+
+
+@pytest.mark.parametrize(("n", "tail"), [(0, "keep"), (0, "pad"), (1, "keep"), (3, "drop")])
+def test_without_a_step_the_weights_stay(n: int, tail: str) -> None:
+    sgd = Sgd(epochs=2, batch_size=4, tail=tail)  # type: ignore[arg-type]
+    start, average = weights_of(Normalised, 1), weights_of(Normalised, 2)
+    plan = plan_of(start, images_of(n), labels_of(n), sgd, ema=Ema(average, 0.9), observe_after=1)
+    fitted = bench_of(Normalised, sgd).fit(plan)
+    assert (fitted.steps, fitted.loss, fitted.observed) == (0, 0.0, None)
+    assert_same_weights(fitted.weights[0], start)
+    assert fitted.ema is not None
+    assert_same_weights(fitted.ema, average)
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_padding_changes_no_gradient(n: int) -> None:
+    """One padded batch against one batch of just the samples, of a model without BatchNorm."""
+    images, labels = images_of(n), labels_of(n)
+    start = weights_of(Linear, 1)
+    padded = Sgd(epochs=2, batch_size=8, lr=0.3, momentum=0.5, tail="pad")
+    fitted = bench_of(Linear).fit(plan_of(start, images, labels, padded))
+    x = (images.numpy().reshape(n, 4) / 255 - 0.25) / 0.5
+    W, b = (start[name].numpy().astype(np.float64) for name in ("layer.weight", "layer.bias"))
+    first = cross_entropy_gradient(W, b, x, labels.numpy())
+    W1, b1 = W - 0.3 * first[0], b - 0.3 * first[1]
+    second = cross_entropy_gradient(W1, b1, x, labels.numpy())
+    expected = W1 - 0.3 * (0.5 * first[0] + second[0])
+    assert fitted.steps == 2
+    np.testing.assert_allclose(fitted.weights[0]["layer.weight"].numpy(), expected, atol=1e-6)
+
+
+def test_fit_hands_out_copies() -> None:
+    sgd = Sgd(batch_size=4)
+    start = weights_of(Linear, 1)
+    before = {name: tensor.clone() for name, tensor in start.items()}
+    bench = bench_of(Linear, sgd)
+    first = bench.fit(plan_of(start, images_of(4), labels_of(4), sgd))
+    kept = {name: tensor.clone() for name, tensor in first.weights[0].items()}
+    bench.fit(plan_of(weights_of(Linear, 9), images_of(4), labels_of(4), sgd))
+    assert_same_weights(start, before)
+    assert_same_weights(first.weights[0], kept)
+
+
+def test_views_of_many_epochs_do_not_depend_on_how_they_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sgd = Sgd(epochs=4, batch_size=5)
+    data = load_digits()
+    start = weights_of(small_cnn, 1)
+    plan = plan_of(start, data.train_images[:10], data.train_labels[:10], sgd, views={"x": "weak"})
+    at_once = bench_of(small_cnn, sgd, "digits").fit(plan)
+    monkeypatch.setattr("fedsieve.local.plan.IMAGES_PER_DRAW", 30)  # three epochs, then one
+    in_parts = bench_of(small_cnn, sgd, "digits").fit(plan)
+    assert_same_weights(at_once.weights[0], in_parts.weights[0])
+
+
+# --------------------------------------------------------- averages, frozen and second models
+
+
+def test_the_moving_average_follows_each_step() -> None:
+    """e₃ = d³e₀ + (1−d)(d²w₁ + d·w₂ + w₃), for statistics as for parameters."""
+    images, labels = images_of(6), labels_of(6)
+    start, average = weights_of(Normalised, 1), weights_of(Normalised, 2)
+    bench = bench_of(Normalised)
+
+    def after(epochs: int, ema: Ema | None) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        sgd = Sgd(epochs=epochs, batch_size=6, lr=0.2, momentum=0.5)
+        fitted = bench.fit(plan_of(start, images, labels, sgd, ema=ema))
+        return dict(fitted.weights[0]), None if fitted.ema is None else dict(fitted.ema)
+
+    w1, w2 = after(1, None)[0], after(2, None)[0]
+    w3, e3 = after(3, Ema(average, 0.7))
+    assert e3 is not None
+    for name, e0 in average.items():
+        expected = 0.343 * e0 + 0.3 * (0.49 * w1[name] + 0.7 * w2[name] + w3[name])
+        torch.testing.assert_close(e3[name], expected, atol=1e-6, rtol=1e-6)
+    assert "norm.running_mean" in e3
+    assert_same_weights(w3, after(3, None)[0])
+
+
+def pulled_to_others(batch: Batch, net: Net, frozen: Net, average: Net) -> Tensor:
+    own, fixed, mean = net(batch["x"]), frozen(batch["x"]), average(batch["x"])
+    SEEN.append((fixed, mean))
+    distance = (own.logits - fixed.logits) ** 2 + (own.logits - mean.logits) ** 2
+    return batch.mean(distance.mean(dim=1))
+
+
+SEEN: list[tuple[Outputs, Outputs]] = []
+
+
+def test_frozen_models_and_the_average_are_only_looked_at() -> None:
+    images, labels = images_of(5), labels_of(5)
+    start, fixed, average = (weights_of(Normalised, seed) for seed in (1, 2, 3))
+    sgd = Sgd(epochs=2, batch_size=5, lr=0.1)
+    bench = bench_of(Normalised, sgd)
+    SEEN.clear()
+    plan = plan_of(
+        start,
+        images,
+        labels,
+        sgd,
+        loss=pulled_to_others,
+        frozen=[fixed],
+        ema=Ema(average, 0.5, in_loss=True),
+    )
+    fitted = bench.fit(plan)
+    order = rng_for(11, 4, 2, "batches").permutation(5)
+    others = bench_of(Normalised, sgd)
+    for seen, weights in zip(SEEN[0], (fixed, average), strict=True):
+        assert not seen.logits.requires_grad
+        expected = others.forward(weights, images[order]).logits  # evaluation mode
+        torch.testing.assert_close(seen.logits, expected)
+    # The second step sees the same frozen model and the average after one step.
+    first = others.fit(
+        plan_of(
+            start,
+            images,
+            labels,
+            Sgd(epochs=1, batch_size=5, lr=0.1),
+            loss=pulled_to_others,
+            frozen=[fixed],
+            ema=Ema(average, 0.5, in_loss=True),
+        )
+    )
+    assert first.ema is not None
+    rng = rng_for(11, 4, 2, "batches")
+    rng.permutation(5)
+    again = images[rng.permutation(5)]
+    torch.testing.assert_close(SEEN[1][0].logits, others.forward(fixed, again).logits)
+    torch.testing.assert_close(SEEN[1][1].logits, others.forward(first.ema, again).logits)
+    assert fitted.steps == 2
+    assert len(fitted.weights) == 1
+    # Nothing was written to the frozen model: gradient, parameter or statistic.
+    held = bench.model(1)
+    assert all(parameter.grad is None for parameter in held.parameters())
+    assert_same_weights({k: v for k, v in held.state_dict().items() if k in fixed}, fixed)
+
+
+def both(batch: Batch, one: Net, other: Net) -> Tensor:
+    return mean_cross_entropy(batch, one) + mean_cross_entropy(batch, other)
+
+
+def test_two_models_train_side_by_side() -> None:
+    """A loss that adds two losses trains two models as if each were alone."""
+    images, labels = images_of(9), labels_of(9)
+    starts = [weights_of(Normalised, 1), weights_of(Normalised, 2)]
+    sgd = Sgd(epochs=2, batch_size=3, lr=0.1, momentum=0.9, weight_decay=0.01)
+    bench = bench_of(Normalised, sgd)
+    together = bench.fit(plan_of(starts, images, labels, sgd, loss=both))
+    for start, weights in zip(starts, together.weights, strict=True):
+        alone = bench.fit(plan_of(start, images, labels, sgd)).weights[0]
+        assert_same_weights(weights, alone)
+
+
+# ------------------------------------------------------------------------------------ observing
+
+
+def test_what_is_observed_is_the_model_after_that_many_epochs() -> None:
+    data = load_digits()
+    images, labels = data.train_images[:20], data.train_labels[:20]
+    start = weights_of(small_cnn, 1)
+
+    def fit(epochs: int, observe_after: int | None) -> tuple[dict[str, Tensor], Outputs | None]:
+        sgd = Sgd(epochs=epochs, batch_size=8, lr=0.1, momentum=0.5)
+        plan = plan_of(start, images, labels, sgd, views={"x": "weak"}, observe_after=observe_after)
+        fitted = bench_of(small_cnn, sgd, "digits").fit(plan)
+        return dict(fitted.weights[0]), fitted.observed
+
+    three, observed = fit(3, 2)
+    two, nothing = fit(2, None)
+    assert nothing is None
+    assert observed is not None
+    expected = bench_of(small_cnn, views="digits").forward(two, images)
+    assert same_bits(observed.logits, expected.logits)
+    assert observed.features is not None
+    assert expected.features is not None
+    assert same_bits(observed.features, expected.features)
+    assert_same_weights(three, fit(3, None)[0])  # looking does not change what is looked at
+
+
+# ----------------------------------------------------------------------------------- constants
+
+
+def scaled(batch: Batch, net: Net) -> Tensor:
+    table = batch.constants["table"]
+    assert isinstance(table, Tensor)
+    return batch.scalar("factor") * table[1] * mean_cross_entropy(batch, net)
+
+
+@pytest.mark.parametrize("factor", [2.0, 2])
+def test_constants_reach_the_loss_as_tensors(factor: float) -> None:
+    """With plain SGD a loss times 2·3 is a learning rate times 6."""
+    images, labels = images_of(4), labels_of(4)
+    start = weights_of(Linear, 1)
+    small, large = Sgd(batch_size=4, lr=0.01), Sgd(batch_size=4, lr=0.06)
+    constants = {"factor": factor, "table": torch.tensor([9.0, 3.0])}
+    bench = bench_of(Linear)
+    got = bench.fit(plan_of(start, images, labels, small, loss=scaled, constants=constants))
+    expected = bench.fit(plan_of(start, images, labels, large))
+    for name, tensor in expected.weights[0].items():
+        torch.testing.assert_close(got.weights[0][name], tensor, atol=1e-7, rtol=1e-6)
+    assert bench.device == CPU

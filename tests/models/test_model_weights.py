@@ -1,0 +1,98 @@
+"""Reading, writing, counting and checking a model's weights."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsieve.errors import FedsieveError
+from fedsieve.models import all_finite, read_weights, weight_bytes, write_weights
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+NAMES = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"]
+
+
+def test_reads_float_parameters_and_buffers() -> None:
+    """The integer counter of BatchNorm is left out."""
+    weights = read_weights(network())
+    assert list(weights) == NAMES
+    assert not any(tensor.requires_grad for tensor in weights.values())
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_copies_on_demand(copy: bool) -> None:
+    model = network()
+    weights = read_weights(model, copy=copy)
+    with torch.no_grad():
+        model[0].bias.fill_(7.0)
+    assert (weights["0.bias"] == 7.0).all().item() is not copy
+
+
+def test_writes_in_place() -> None:
+    source, target = network(), network()
+    source[1].running_mean.fill_(3.0)
+    before = [tensor.data_ptr() for tensor in read_weights(target, copy=False).values()]
+    write_weights(target, read_weights(source))
+    after = read_weights(target, copy=False)
+    assert [tensor.data_ptr() for tensor in after.values()] == before
+    assert all(torch.equal(after[name], value) for name, value in read_weights(source).items())
+    assert target[0].weight.requires_grad
+
+
+def test_write_is_a_copy() -> None:
+    source, target = network(), network()
+    write_weights(target, read_weights(source, copy=False))
+    with torch.no_grad():
+        source[0].weight.fill_(9.0)
+    assert not (target[0].weight == 9.0).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"1.bias": torch.zeros(4)}, r"'1.bias' is \(3,\) in the model but \(4,\) in the weights"),
+        ({"0.weight": torch.zeros(3, 1)}, r"'0.weight' is \(3, 2\) .* \(3, 1\)"),
+        ({"1.running_var": None}, "'1.running_var' of the model is missing from the weights"),
+        ({"2.weight": torch.zeros(1)}, "'2.weight' of the weights to load is missing from the mod"),
+    ],
+)
+def test_write_refuses_what_does_not_fit(change: dict[str, Tensor | None], sentence: str) -> None:
+    model = network()
+    before = read_weights(model)
+    merged = {**read_weights(network()), **change}
+    with pytest.raises(FedsieveError, match=sentence):
+        write_weights(model, {k: v for k, v in merged.items() if v is not None})
+    assert all(torch.equal(before[k], v) for k, v in read_weights(model).items())
+
+
+def test_weight_bytes() -> None:
+    """2·3 + 3 of the linear layer and 4·3 of BatchNorm, four bytes each; halves take two."""
+    assert weight_bytes(read_weights(network())) == 21 * 4
+    assert weight_bytes({"a": torch.zeros(5, dtype=torch.bfloat16)}) == 10
+    assert weight_bytes({}) == 0
+
+
+def check_all_finite(device: str) -> None:
+    clean = {"a": torch.full((3,), 3e38), "b": torch.zeros(0), "c": torch.randn(600, 600)}
+    clean = {name: tensor.to(device) for name, tensor in clean.items()}
+    assert all_finite(clean)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        for name, place in (("a", 0), ("a", 2), ("c", 77_777)):
+            broken = {key: tensor.clone() for key, tensor in clean.items()}
+            broken[name].view(-1)[place] = bad
+            assert not all_finite(broken), (bad, name, place)
+
+
+def test_all_finite() -> None:
+    check_all_finite("cpu")
+    assert all_finite({})
+    assert not all_finite({"a": torch.ones(2), "b": torch.tensor([float("nan")]).half()})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_all_finite_on_cuda() -> None:
+    check_all_finite("cuda")

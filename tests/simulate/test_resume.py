@@ -1,0 +1,219 @@
+"""A run that is cut anywhere and started again ends as one that was not: every bit, every line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsieve.errors import FedsieveError
+from fedsieve.methods import METHODS
+from fedsieve.recipe import Recipe
+from fedsieve.simulate import run as run_module
+from fedsieve.simulate.directory import RunDirectory, read_lines
+from fedsieve.simulate.run import run
+from fedsieve.simulate.store import ClientStore
+from helpers import (
+    REMEMBERING,
+    Cut,
+    CutAfter,
+    assert_same_run,
+    few_digits,
+    timeless_lines,
+    tiny_recipe,
+    with_engine,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_and_tight() -> Iterator[None]:
+    """A method that remembers, few digits, and memory for two states of 55 kB, so that others have
+    to spill between checkpoints."""
+
+    def tight(*arguments: Any, **named: Any) -> ClientStore:
+        return ClientStore(*arguments, **(named | {"budget_bytes": 120_000}))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, "remembering", REMEMBERING)
+        patch.setattr(run_module, "ClientStore", tight)
+        patch.setattr(run_module, "load_data", lambda recipe: few_digits())
+        yield
+
+
+def recipe_of(rounds: int, checkpoint_rounds: int) -> Recipe:
+    recipe = replace(tiny_recipe("remembering"), rounds=rounds)
+    return with_engine(recipe, checkpoint_rounds=checkpoint_rounds, client_lines=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The folder of an undisturbed run of so many rounds, made once."""
+    made: dict[int, Path] = {}
+
+    def of(rounds: int) -> Path:
+        if rounds not in made:
+            made[rounds] = tmp_path_factory.mktemp("whole") / "run"
+            run(recipe_of(rounds, 50), made[rounds])
+        return made[rounds]
+
+    return of
+
+
+def assert_ends_alike(whole: Path, cut: Path) -> None:
+    assert_same_run(whole, cut)
+    assert timeless_lines(whole, "clients.jsonl") == timeless_lines(cut, "clients.jsonl")
+    assert list(cut.rglob("*.draft")) == []
+    states = sorted(p.name.split("-")[0] for p in (cut / "checkpoint/clients").iterdir())
+    assert len(states) == len(set(states)), "one state for each client is left"
+
+
+@pytest.mark.parametrize("checkpoint_rounds", [1, 3, 50])
+def test_cut_after_any_round(
+    tmp_path: Path, whole: Callable[[int], Path], checkpoint_rounds: int
+) -> None:
+    recipe = recipe_of(6, checkpoint_rounds)
+    for last in range(6):
+        folder = tmp_path / str(last)
+        with pytest.raises(Cut):
+            run(recipe, folder, CutAfter(last))
+        assert len(read_lines(folder / "metrics.jsonl")) == last + 1, "the log was ahead"
+        run(recipe, folder)
+        assert_ends_alike(whole(6), folder)
+
+
+def test_cut_after_every_round(tmp_path: Path, whole: Callable[[int], Path]) -> None:
+    recipe = recipe_of(6, 1)
+    for last in range(6):
+        with pytest.raises(Cut):
+            run(recipe, tmp_path, CutAfter(last))
+    run(recipe, tmp_path)
+    assert_ends_alike(whole(6), tmp_path)
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> None:
+    """Let the n-th call of `owner.name` be the last thing that happens."""
+    original = getattr(owner, name)
+    calls = 0
+
+    def counting(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        # Cut just before a file is safe, and just after one has come or gone.
+        if calls == number and name == "fsync":
+            raise Cut
+        result = original(*arguments, **named)
+        if calls == number:
+            raise Cut
+        return result
+
+    monkeypatch.setattr(owner, name, counting)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(os, "fsync"), (Path, "replace"), (Path, "unlink")],
+    ids=["fsync", "replace", "unlink"],
+)
+def test_cut_at_every_moment_of_writing(
+    tmp_path: Path, whole: Callable[[int], Path], owner: Any, name: str
+) -> None:
+    """Two checkpoints, each of some client states, a server, a log and a commit."""
+    recipe = recipe_of(4, 2)
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            crash_at(patch, owner, name, number)
+            try:
+                run(recipe, folder)
+                break
+            except Cut:
+                pass
+        run(recipe, folder)
+        assert_ends_alike(whole(4), folder)
+    # config, env, scene, model, summary and two checkpoints of at least 3 states, server, commit
+    least = {"fsync": 5 + 2 * 5, "replace": 5 + 2 * 5, "unlink": 2}[name]
+    assert number > least, "every such moment was tried"
+
+
+def test_cut_while_the_scene_is_written(
+    tmp_path: Path, whole: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(4, 2)
+
+    def half(scene: Any, path: Path) -> None:
+        path.write_bytes(b"half a scene")
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "save_scene", half)
+        with pytest.raises(Cut):
+            run(recipe, tmp_path)
+    run(recipe, tmp_path)
+    assert_ends_alike(whole(4), tmp_path)
+
+
+def test_the_store_did_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the tests above mean what they say."""
+    spilled = []
+    write = ClientStore._write
+
+    def noting(store: ClientStore, client: int) -> None:
+        spilled.append(client)
+        write(store, client)
+
+    monkeypatch.setattr(ClientStore, "_write", noting)
+    with pytest.raises(Cut):
+        run(recipe_of(6, 50), tmp_path, CutAfter(4))
+    assert len(spilled) >= 5
+
+
+def test_the_engine_may_change_when_a_run_goes_on(
+    tmp_path: Path, whole: Callable[[int], Path]
+) -> None:
+    with pytest.raises(Cut):
+        run(recipe_of(6, 2), tmp_path, CutAfter(2))
+    run(with_engine(recipe_of(6, 2), checkpoint_rounds=1, checkpoint_seconds=0.0), tmp_path)
+    assert_ends_alike(whole(6), tmp_path)
+
+
+def test_checkpoints_are_made_by_the_clock_too(tmp_path: Path) -> None:
+    recipe = with_engine(recipe_of(6, 50), checkpoint_seconds=0.0)
+    with pytest.raises(Cut):
+        run(recipe, tmp_path, CutAfter(3))
+    checkpoint = RunDirectory(tmp_path).last_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.rounds_done == 3, "rounds 0 to 2 were safe when the last was reported"
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    recipe = recipe_of(6, 1)
+    with pytest.raises(Cut):
+        run(recipe, tmp_path, CutAfter(3))
+    for state in (tmp_path / "checkpoint" / "clients").iterdir():
+        state.write_bytes(b"damaged")
+    with pytest.raises(FedsieveError, match=r"The saved state of client \d cannot be read"):
+        run(recipe, tmp_path)
+
+
+def test_data_that_changed_under_a_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(6, 1)
+    with pytest.raises(Cut):
+        run(recipe, tmp_path, CutAfter(1))
+    load = run_module.load_data
+
+    def other(recipe: Recipe, labels: int) -> Any:
+        data = load(recipe)
+        changed = data.train_labels.clone()
+        changed[labels] = (changed[labels] + 1) % 10
+        return replace(data, train_labels=changed)
+
+    monkeypatch.setattr(run_module, "load_data", partial(other, labels=7))
+    with pytest.raises(FedsieveError, match="not the ones that the scene was built from"):
+        run(recipe, tmp_path)
