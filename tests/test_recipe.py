@@ -187,6 +187,13 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
         read_recipe(file)
 
 
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(FedsieveError, match=r"mine\.toml is not a text file in UTF-8"):
+        read_recipe(file)
+
+
 def test_the_demo_is_what_runs_without_a_name() -> None:
     demo = tomllib.loads(shipped_recipes()["demo"])
     assert demo == read_recipe(None) == read_recipe("demo") == read_recipe("recipes/demo.toml")

@@ -416,6 +416,13 @@ def test_a_part_of_a_grid_can_be_asked_for(file: str) -> None:
     ] * 4
 
 
+def test_the_switches_follow_a_preset_that_is_asked_for() -> None:
+    column = read_recipe("fedgr/table1-iid-symmetric-phi1")
+    (run,) = expand(column, {"method.preset": "authors"}, ()).runs
+    assert isinstance(run.recipe.method, fedgr.Config)
+    assert run.recipe.method.switches == fedgr.PRESETS["authors"]
+
+
 # ---------------------------------------------------------------------------- the scenes
 
 LABELS = {"cifar10": np.repeat(np.arange(10), 5000), "cifar100": np.repeat(np.arange(100), 500)}
@@ -456,6 +463,8 @@ def test_the_memorisation_study_has_the_noise_of_table_11() -> None:
     for p, share in (("iid", 0.18662), ("dirichlet", 0.15362)):
         recipe = federated[f"cifar10-{p}-epochs1-clients_per_round2"]
         assert overall_noise(recipe, 1) == pytest.approx(share, abs=1e-9)
+    recipe = federated["cifar100-dirichlet-epochs1-clients_per_round2"]
+    assert f"{100 * overall_noise(recipe, 1):.2f} %" in FILES["memorisation-central"]
     central = runs("memorisation-central")
     for source, rate in product(LABELS, (0.1866, 0.1536)):
         recipe = central[f"{source}-rate{rate}-batch_size64"]

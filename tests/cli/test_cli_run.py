@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsieve import files
 from fedsieve.cli import run as command
 from fedsieve.cli.results import Outcome, arrange
 from fedsieve.cli.run import result_rows
-from fedsieve.simulate import files
 from fedsieve.simulate.directory import read_lines
 from fedsieve.simulate.run import RunInterruptedError
 
@@ -105,7 +105,7 @@ def test_settings_on_the_command_line_reach_the_run(cli):
     [
         (["nope"], "There is no recipe 'nope'"),
         (["nope.toml"], "There is no recipe 'nope.toml'"),
-        (["tiny.toml", "--sgd.lr", "-1"], "lr must be above 0"),
+        (["tiny.toml", "--sgd.lr", "-1"], "sgd.lr must be above 0"),
         (["tiny.toml", "--clients_per_round", "9"], "clients_per_round is 9"),
         (["tiny.toml", "--scene.noise.low", "2"], "scene.noise.low must be between 0 and 1"),
         (["tiny.toml", "--model.name", "cnn9"], "cnn9 needs images of at least 28×28"),

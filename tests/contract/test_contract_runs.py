@@ -16,7 +16,7 @@ from contract_stage import recipe_for
 
 from fedsieve.methods import METHODS
 from fedsieve.methods.contract import Method
-from fedsieve.scenes import load_scene, save_scene
+from fedsieve.scenes import load_scene
 from fedsieve.scenes.scene import fingerprint_of
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.directory import read_lines
@@ -99,7 +99,7 @@ def test_the_true_labels_change_nothing_but_diagnostics(
     shuffled = data.train_labels[torch.randperm(240, generator=torch.Generator().manual_seed(1))]
     scene = load_scene(whole(method) / "scene.safetensors")
     other = replace(scene, fingerprint=fingerprint_of(shuffled.numpy()))
-    save_scene(other, tmp_path / "scene.safetensors")
+    monkeypatch.setattr(run_module, "scene_of", lambda recipe, data: other)
     lie = replace(data, train_labels=shuffled)
     monkeypatch.setattr(run_module, "load_data", lambda recipe: lie)
     run(recipe_for(method), tmp_path)

@@ -21,9 +21,10 @@ from fedsieve.methods.fedavg import local_loss
 from fedsieve.models import ModelConfig, build_model
 from fedsieve.models.weights import read_weights
 from fedsieve.simulate.runners import set_gpu_arithmetic
-from fedsieve.types import Streams
+from fedsieve.types import Streams, Weights
 
 CUDA = pytest.mark.gpu
+GENTLE = Sgd(epochs=2, batch_size=16, lr=1e-3, momentum=0.5, weight_decay=5e-4)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -54,7 +55,7 @@ def a_plan(n: int = 50, side: int = 16, **changes: object) -> Plan:
         views={"x": "weak"},
         columns={"label": torch.from_numpy(rng.integers(0, 10, n)).to(device)},
         loss=local_loss,
-        sgd=Sgd(epochs=2, batch_size=16, lr=0.05, momentum=0.5, weight_decay=5e-4),
+        sgd=GENTLE,
         rng=Streams(3, 4, 5),
     )
     return replace(plan, **changes)  # type: ignore[arg-type]
@@ -78,25 +79,39 @@ def both(plan: Plan, setup: Setup) -> tuple[Fitted, Fitted]:
     return eager, captured
 
 
-def assert_close(eager: Fitted, captured: Fitted) -> None:
+def difference(start: Weights, one: Weights, other: Weights) -> float:
+    """How far two trainings from `start` lie apart, as a share of the way they went."""
+    assert set(start) == set(one) == set(other)
+    apart = sum(((one[n] - other[n]).double() ** 2).sum() for n in start)
+    way = sum(((other[n] - start[n]).double() ** 2).sum() for n in start)
+    return float((apart / way).sqrt())
+
+
+def assert_close(plan: Plan, eager: Fitted, captured: Fitted, tolerance: float = 5e-3) -> None:
+    """The same training up to rounding.
+
+    Rounding grows from step to step in a network with BatchNorm (two orders in a few steps at a
+    large learning rate), so the tests train gently, and the tolerance is a share of the way.
+    """
     assert eager.steps == captured.steps
-    assert captured.loss == pytest.approx(eager.loss, rel=1e-5)
-    for mine, theirs in zip(captured.weights, eager.weights, strict=True):
-        assert set(mine) == set(theirs)
-        for name in theirs:
-            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=2e-5, msg=name)
+    if eager.steps == 0:
+        assert all(torch.equal(captured.weights[0][n], w) for n, w in plan.start[0].items())
+        return
+    assert captured.loss == pytest.approx(eager.loss, rel=tolerance)
+    for start, mine, theirs in zip(plan.start, captured.weights, eager.weights, strict=True):
+        assert difference(start, mine, theirs) < tolerance
     assert (eager.ema is None) == (captured.ema is None)
-    for name in eager.ema or {}:
-        assert captured.ema is not None
-        torch.testing.assert_close(captured.ema[name], eager.ema[name], rtol=1e-4, atol=2e-5)
+    if eager.ema is not None and captured.ema is not None:
+        assert plan.ema is not None
+        assert difference(plan.ema.start, captured.ema, eager.ema) < tolerance
 
 
 @needs_gpu
 @CUDA
 @pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
 def test_tails(exact: None, tail: str) -> None:
-    sgd = Sgd(epochs=2, batch_size=16, lr=0.05, momentum=0.5, weight_decay=5e-4, tail=tail)  # type: ignore[arg-type]
-    assert_close(*both(a_plan(sgd=sgd), a_setup()))
+    plan = a_plan(sgd=replace(GENTLE, tail=tail))
+    assert_close(plan, *both(plan, a_setup()))
 
 
 def weighted_loss(batch: Batch, net: Net) -> Tensor:
@@ -117,7 +132,7 @@ def test_constants_reach_the_step_and_may_change_between_clients(exact: None) ->
         with torch.cuda.stream(bench.stream):
             captured = bench.fit(plan)
         torch.cuda.synchronize()
-        assert_close(EagerBench(setup, device).fit(plan), captured)
+        assert_close(plan, EagerBench(setup, device).fit(plan), captured)
 
 
 def teacher_loss(batch: Batch, net: Net, frozen: Net, average: Net) -> Tensor:
@@ -134,7 +149,7 @@ def test_moving_average_and_frozen_nets(exact: None) -> None:
     plan = a_plan(views={"x": "strong", "w": "weak"}, loss=teacher_loss, observe_after=1)
     plan = replace(plan, frozen=[plan.start[0]], ema=Ema(plan.start[0], decay=0.9, in_loss=True))
     eager, captured = both(plan, a_setup())
-    assert_close(eager, captured)
+    assert_close(plan, eager, captured)
     assert eager.observed is not None
     assert captured.observed is not None
     torch.testing.assert_close(
@@ -152,7 +167,8 @@ def crossed_loss(batch: Batch, net: Net, other: Net) -> Tensor:
 def test_two_models(exact: None) -> None:
     plan = a_plan(loss=crossed_loss)
     other = {name: tensor * 0.9 for name, tensor in plan.start[0].items()}
-    assert_close(*both(replace(plan, start=[plan.start[0], other]), a_setup()))
+    plan = replace(plan, start=[plan.start[0], other])
+    assert_close(plan, *both(plan, a_setup()))
 
 
 @needs_gpu
@@ -165,7 +181,7 @@ def test_clients_of_different_sizes_share_a_bench(exact: None) -> None:
         with torch.cuda.stream(bench.stream):
             captured = bench.fit(plan)
         torch.cuda.synchronize()
-        assert_close(EagerBench(setup, device).fit(plan), captured)
+        assert_close(plan, EagerBench(setup, device).fit(plan), captured)
 
 
 @needs_gpu
@@ -188,24 +204,20 @@ def test_slots_in_threads_do_not_disturb_each_other(exact: None) -> None:
     for thread in threads:
         thread.join()
     for i, plan in enumerate(plans):
-        assert_close(EagerBench(setup, device).fit(plan), fitted[i])
+        assert_close(plan, EagerBench(setup, device).fit(plan), fitted[i])
 
 
 @needs_gpu
 @CUDA
 @pytest.mark.parametrize("compiled", [False, True])
-def test_bf16_stays_near_fp32(compiled: bool) -> None:
+def test_bf16_stays_near_the_eager_bf16(compiled: bool) -> None:
     plan, device = a_plan(), torch.device("cuda")
     eager = EagerBench(a_setup(precision="bf16"), device).fit(plan)
     bench = GraphBench(a_setup(precision="bf16"), device, compile_model=compiled)
     with torch.cuda.stream(bench.stream):
         captured = bench.fit(plan)
     torch.cuda.synchronize()
-    assert captured.loss == pytest.approx(eager.loss, rel=0.05)
-    moved = {n: eager.weights[0][n] - w for n, w in plan.start[0].items()}
-    ours = {n: captured.weights[0][n] - w for n, w in plan.start[0].items()}
-    flat = [torch.cat([d[n].flatten() for n in sorted(moved)]) for d in (moved, ours)]
-    assert torch.nn.functional.cosine_similarity(flat[0], flat[1], dim=0) > 0.95
+    assert_close(plan, eager, captured, tolerance=0.2)
 
 
 @needs_gpu

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +18,15 @@ from torch import Tensor
 from fedsieve.data.sources import Dataset
 from fedsieve.data.sources.digits import load_digits
 from fedsieve.errors import FedsieveError
-from fedsieve.local.bench import Setup
 from fedsieve.methods import METHODS, fedavg
 from fedsieve.recipe import Recipe
-from fedsieve.scenes import Scene, load_scene, save_scene
+from fedsieve.scenes import Scene, load_scene
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.directory import read_lines
-from fedsieve.simulate.run import RunInterruptedError, run, scene_of
+from fedsieve.simulate.run import run, scene_of
 from fedsieve.simulate.runners import InProcess
-from fedsieve.simulate.world import Job, World, initial_weights, make_setup, make_world
-from helpers import REMEMBERING, Memory, assert_same_run, tiny_recipe, with_engine
+from fedsieve.simulate.world import Job, initial_weights, make_setup, make_world
+from helpers import REMEMBERING, Memory, tiny_recipe, with_engine
 
 FLOATS = 144 + 64 + 4608 + 128 + 8256 + 650
 """The small model on 8×8 digits: conv 16·1·3·3, norm 4·16 (weight, bias, mean, variance),
@@ -265,11 +261,18 @@ def with_sizes(recipe: Recipe, sizes: Sequence[int]) -> Scene:
     return replace(scene, clients=tuple(np.split(everything, np.cumsum(sizes))))
 
 
+def use_scene(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
+    """Let runs have this scene, whatever their recipe says."""
+    monkeypatch.setattr(run_module, "scene_of", lambda recipe, data: scene)
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_clients_with_hardly_any_samples_do_not_stop_a_run(tmp_path: Path, method: str) -> None:
+def test_clients_with_hardly_any_samples_do_not_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     """1, 2 and 5 samples, a batch being 64, and one client with one more than a batch."""
     recipe = tiny_recipe(method, clients_per_round=6, rounds=2)
-    save_scene(with_sizes(recipe, [1, 2, 5, 65, 100]), tmp_path / "scene.safetensors")
+    use_scene(monkeypatch, with_sizes(recipe, [1, 2, 5, 65, 100]))
     summary = run(recipe, tmp_path)
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4, 5]] * 2
@@ -285,7 +288,7 @@ def test_a_client_without_samples_is_not_asked(
     data = replace(load_digits(), train_labels_are_noisy=True)
     monkeypatch.setattr(run_module, "load_data", lambda recipe: data)
     recipe = tiny_recipe(method, clients_per_round=6, rounds=2)
-    save_scene(with_sizes(recipe, [0, 500, 0, 500, 1]), tmp_path / "scene.safetensors")
+    use_scene(monkeypatch, with_sizes(recipe, [0, 500, 0, 500, 1]))
     run(recipe, tmp_path)
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["clients"] for line in lines] == [[1, 3, 4, 5]] * 2
@@ -299,148 +302,10 @@ def test_a_round_in_which_nobody_has_samples_changes_nothing(
     everyone_but_five = replace(fedavg.METHOD, select=lambda cfg, server, round, rng: (0, 1))
     monkeypatch.setitem(METHODS, "fedavg", everyone_but_five)
     recipe = tiny_recipe(rounds=1)
-    save_scene(with_sizes(recipe, [0, 0, 0, 0, 0]), tmp_path / "scene.safetensors")
+    use_scene(monkeypatch, with_sizes(recipe, [0, 0, 0, 0, 0]))
     run(recipe, tmp_path)
     (line,) = read_lines(tmp_path / "metrics.jsonl")
     assert (line["clients"], line["client"], line["bytes_up"]) == ([], {}, 0)
     start = initial_weights(make_setup(recipe, data))
     found = final_weights(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in start.items())
-
-
-# ----------------------------------------------------------------- stopping, reporting, signals
-
-
-class Watcher:
-    """Notes what it is told, and may do something after a round."""
-
-    def __init__(self, after: Callable[[int], None] = lambda round: None) -> None:
-        self.starts: list[int] = []
-        self.rounds: list[int] = []
-        self._after = after
-
-    def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None:
-        self.starts.append(rounds_done)
-
-    def finished_round(self, line: Mapping[str, Any]) -> None:
-        self.rounds.append(line["round"])
-        self._after(line["round"])
-
-
-def test_a_reporter_is_told_of_every_round(tmp_path: Path) -> None:
-    watcher = Watcher()
-    run(tiny_recipe(), tmp_path, watcher)
-    assert (watcher.starts, watcher.rounds) == ([0], [0, 1, 2, 3])
-
-
-def test_a_run_may_stop_after_some_time_and_go_on(tmp_path: Path) -> None:
-    run(tiny_recipe(), tmp_path / "at once")
-    hasty = with_engine(tiny_recipe(), stop_after_minutes=0.0)
-    watcher = Watcher()
-    for done in (1, 2, 3):
-        with pytest.raises(RunInterruptedError) as caught:
-            run(hasty, tmp_path / "in parts", watcher)
-        assert str(caught.value) == (
-            f"Stopped after round {done} of 4; the same command goes on from there."
-        )
-    run(hasty, tmp_path / "in parts", watcher)
-    assert (watcher.starts, watcher.rounds) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert_same_run(tmp_path / "at once", tmp_path / "in parts")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_the_round_finish_and_saves(tmp_path: Path, number: signal.Signals) -> None:
-    run(tiny_recipe(), tmp_path / "at once")
-
-    def send(round: int) -> None:
-        if round == 1:
-            os.kill(os.getpid(), number)
-
-    before = signal.getsignal(number)
-    with pytest.raises(RunInterruptedError, match="Stopped after round 2 of 4"):
-        run(tiny_recipe(), tmp_path / "in parts", Watcher(send))
-    assert signal.getsignal(number) is before
-    watcher = Watcher()
-    run(tiny_recipe(), tmp_path / "in parts", watcher)
-    assert watcher.rounds == [2, 3]
-    assert_same_run(tmp_path / "at once", tmp_path / "in parts")
-
-
-def test_a_signal_in_the_last_round_changes_nothing(tmp_path: Path) -> None:
-    def send(round: int) -> None:
-        if round == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    summary = run(tiny_recipe(), tmp_path, Watcher(send))
-    assert summary["rounds"] == 4
-
-
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
-    def send(round: int) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tiny_recipe(), tmp_path, Watcher(send))
-
-
-def test_a_run_outside_the_main_thread_leaves_signals_alone(tmp_path: Path) -> None:
-    summaries: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: summaries.append(run(tiny_recipe(), tmp_path)))
-    thread.start()
-    thread.join()
-    assert summaries[0]["rounds"] == 4
-
-
-# --------------------------------------------------------------------------------------- workers
-
-
-class Spy:
-    """Stands in for worker processes and notes how many there would be."""
-
-    started: list[int]
-
-    def __init__(self, recipe: Recipe, world: World, setup: Setup, count: int) -> None:
-        self._real = InProcess(recipe, world, setup)
-        self.started.append(count)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-@pytest.mark.parametrize(
-    ("may", "asked", "cores", "seconds", "expected"),
-    [
-        (True, 0, 4, -1.0, [3]),  # no more workers than clients in a round
-        (True, 0, 2, -1.0, [2]),
-        (False, 0, 4, -1.0, []),  # a script that cannot be imported anew
-        (True, 1, 4, -1.0, []),  # the user said one
-        (True, 0, 1, -1.0, []),  # one core
-        (True, 0, 4, 3600.0, []),  # not worth it
-    ],
-)
-def test_a_long_run_gets_workers_by_itself(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    may: bool,
-    asked: int,
-    cores: int,
-    seconds: float,
-    expected: list[int],
-) -> None:
-    Spy.started = []
-    monkeypatch.setattr(run_module, "Workers", Spy)
-    monkeypatch.setattr(run_module, "LONG_RUN_SECONDS", seconds)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    recipe = with_engine(tiny_recipe(rounds=3), workers=asked)
-    run(recipe, tmp_path, may_fork_out=may)
-    assert Spy.started == expected
-
-
-def test_the_runner_is_what_the_engine_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Spy.started = []
-    monkeypatch.setattr(run_module, "Workers", Spy)
-    run(with_engine(tiny_recipe(rounds=1), workers=5), tmp_path)
-    assert Spy.started == [5]

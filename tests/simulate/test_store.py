@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsieve.errors import FedsieveError
-from fedsieve.files import draft_of, remove_drafts, write_atomically
 from fedsieve.methods.fedavg import Client as Stateless
 from fedsieve.simulate.store import ClientStore
 from helpers import same_bits
@@ -108,12 +105,13 @@ def test_saving_writes_what_is_new_and_names_every_file(tmp_path: Path) -> None:
     assert store.save() == {0: 1, 5: 1}
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in files(tmp_path)}
     store.put(5, state(6), 2)
-    assert store.save() == {0: 1, 5: 2}
-    assert files(tmp_path) == ["0-1.safetensors", "5-1.safetensors", "5-2.safetensors"]
+    store.put(5, state(7), 3)
+    assert store.save() == {0: 1, 5: 3}
+    assert files(tmp_path) == ["0-1.safetensors", "5-1.safetensors", "5-3.safetensors"]
     for name, time in before.items():
         assert (tmp_path / name).stat().st_mtime_ns == time, "a file is never written twice"
-    store.forget_old({0: 1, 5: 2})
-    assert files(tmp_path) == ["0-1.safetensors", "5-2.safetensors"]
+    store.forget_old({0: 1, 5: 3})
+    assert files(tmp_path) == ["0-1.safetensors", "5-3.safetensors"]
 
 
 def test_a_spilled_state_does_not_touch_what_the_last_checkpoint_names(tmp_path: Path) -> None:
@@ -206,50 +204,3 @@ def test_a_store_is_a_dictionary_that_survives_crashes(
         held = store.get(client)
         assert (None if held is None else float(held.values[0])) == now.get(client)
         assert store.bytes_in_memory <= room * SIZE
-
-
-# ------------------------------------------------------------------------------- atomic writing
-
-
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "file"
-    write_atomically(target, b"first")
-    write_atomically(target, b"second")
-    assert target.read_bytes() == b"second"
-    assert files(tmp_path / "new") == ["file"]
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "file"
-    write_atomically(target, b"old")
-
-    def full(_: int) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(target, b"new")
-    assert target.read_bytes() == b"old"
-    assert files(tmp_path) == ["file"]
-
-
-def test_what_a_killed_writer_left_is_removed_later(tmp_path: Path) -> None:
-    class Killed(BaseException):
-        pass
-
-    (tmp_path / "inner").mkdir()
-    target = tmp_path / "inner" / "file"
-
-    def half() -> None:
-        with draft_of(target) as draft:
-            draft.write_bytes(b"half")
-            raise Killed
-
-    with pytest.raises(Killed):
-        half()
-    assert not target.exists()
-    assert len(files(tmp_path / "inner")) == 1
-    remove_drafts(tmp_path)
-    assert files(tmp_path / "inner") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -55,8 +56,12 @@ class Bar:
 
 
 def machine() -> dict[str, Any]:
-    """What was measured, on what, when and by which command."""
-    return {"commit": commit(), "processor": processor(), **environment()}
+    """What is measured, on what, when and by which command; ask before measuring.
+
+    The load is how many other processes wanted a core in the last minute.
+    """
+    load = round(os.getloadavg()[0], 1)
+    return {"commit": commit(), "processor": processor(), "load": load, **environment()}
 
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:
@@ -118,6 +123,6 @@ def _provenance(report: Report) -> str:
     facts = report.machine
     return (
         f"Measured {facts['started'][:10]} at commit {facts['commit'] or '(none yet)'} on "
-        f"{facts['processor']}, {facts['cpus']} cores, Python {facts['python']}, torch "
-        f"{facts['torch']}."
+        f"{facts['processor']}, {facts['cpus']} cores (load before: {facts['load']}), Python "
+        f"{facts['python']}, torch {facts['torch']}."
     )

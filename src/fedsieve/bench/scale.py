@@ -201,6 +201,7 @@ def measure_scale(
     if rounds is None:
         rounds = -(-max(counts) // work.per_round) + work.last
     check(rounds >= 1, f"A scale needs at least 1 round to be measured, not {rounds}.")
+    facts = machine()
     with tempfile.TemporaryDirectory(prefix="fedsieve-scale-") as folder:
         data = Path(folder) / "data.npz"
         work.save_data(max(counts), data)
@@ -213,7 +214,7 @@ def measure_scale(
         work=work,
         rounds=rounds,
         mixture_seconds=_mixture_seconds(work.proxies),
-        machine=machine(),
+        machine=facts,
     )
     if out is not None:
         write_json(report, out / "scale.json")

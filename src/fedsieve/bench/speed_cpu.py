@@ -101,11 +101,12 @@ def measure_speed_cpu(
     """Measure everything; some 30 seconds without the other libraries."""
     check(rounds >= 1, f"A speed needs at least 1 round to be measured, not {rounds}.")
     workload = workload or Workload()
+    facts = machine()
     with one_thread():
         rows = [*_rounds(workload, rounds)]
         rows += [_library(library, workload, rounds) for library in libraries]
     rows += [_view_rate(threads) for threads in (1, 2)]
-    return SpeedReport(rows=tuple(rows), rounds=rounds, machine=machine())
+    return SpeedReport(rows=tuple(rows), rounds=rounds, machine=facts)
 
 
 # ---------------------------------------------------------------------------------------- rounds

@@ -66,16 +66,18 @@ class RunDirectory:
 
     def claim(self, recipe: Recipe) -> None:
         """Make the folder this recipe's own, or refuse it when it holds another run."""
+        self.refuse_other(recipe)
         config = self.path / CONFIG
-        if config.exists():
-            self._refuse_other(config, recipe)
         remove_drafts(self.path)
         write_atomically(config, tomli_w.dumps(recipe_table(recipe)).encode())
         if not (self.path / "env.json").exists():
             write_atomically(self.path / "env.json", _json(environment()))
 
-    @staticmethod
-    def _refuse_other(config: Path, recipe: Recipe) -> None:
+    def refuse_other(self, recipe: Recipe) -> None:
+        """Refuse a folder that holds the run of another recipe."""
+        config = self.path / CONFIG
+        if not config.exists():
+            return
         try:
             held = recipe_from_table(tomllib.loads(config.read_text(encoding="utf-8")))
         except (tomllib.TOMLDecodeError, FedsieveError) as error:

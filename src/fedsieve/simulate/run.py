@@ -17,7 +17,7 @@ import torch
 
 from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, Dataset, load
 from fedsieve.errors import FedsieveError, check
-from fedsieve.files import draft_of, write_atomically
+from fedsieve.files import write_atomically
 from fedsieve.local.bench import Setup
 from fedsieve.methods import method
 from fedsieve.methods.contract import Federation, Method
@@ -81,7 +81,7 @@ def run(
     reporter = reporter or Silent()
     directory = RunDirectory(out)
     with directory.lock():
-        directory.claim(recipe)
+        directory.refuse_other(recipe)
         finished = directory.summary()
         if finished is not None:
             return finished
@@ -139,17 +139,12 @@ class Simulation:
             "set it to 0.",
         )
         device = pick_device(recipe.engine.device)
+        checkpoint = directory.last_checkpoint()
         scene_file = directory.path / SCENE
-        if scene_file.exists():
-            scene = load_scene(scene_file)
-        else:
-            scene = scene_of(recipe, data)
-            with draft_of(scene_file) as draft:
-                save_scene(scene, draft)
+        scene = load_scene(scene_file) if checkpoint else scene_of(recipe, data)
         world = make_world(data, scene, device)
         setup = make_setup(recipe, data)
         chosen = method(recipe.method.name)
-        checkpoint = directory.last_checkpoint()
         if checkpoint is None:
             federation = Federation(
                 tuple(int(n) for n in scene.sizes),
@@ -160,6 +155,10 @@ class Simulation:
             server = chosen.init_server(recipe.method, initial_weights(setup), federation)
         else:
             server = directory.load_server(checkpoint, chosen.server)
+        # Only now is the folder taken: a recipe that cannot run leaves nothing behind.
+        directory.claim(recipe)
+        if checkpoint is None:
+            save_scene(scene, scene_file)
         directory.open_logs(
             (METRICS, CLIENTS) if recipe.engine.client_lines else (METRICS,), checkpoint
         )
