@@ -63,8 +63,8 @@ def test_print_shows_everything() -> None:
     assert "a [b]" in lines[3]
     assert lines[-2] == "Infinity is not much."
     assert lines[-1] == (
-        "Measured 2026-01-02 at commit abc1234 on a [fast] one, 4 cores (load before: 0.5), Python 3.11.9, "
-        "torch 2.13.0."
+        "Measured 2026-01-02 at commit abc1234 on a [fast] one, 4 cores (load before: 0.5), "
+        "Python 3.11.9, torch 2.13.0."
     )
 
 
@@ -80,8 +80,8 @@ def test_markdown_page(tmp_path: Path) -> None:
         "# An example\n\n```\nfedsieve bench speed\n```\n\n"
         "| what | how much |\n| --- | --- |\n| a [b] | 1.5 |\n| c | ∞ |\n\n"
         "- Infinity is not much.\n\n"
-        "Measured 2026-01-02 at commit (none yet) on a [fast] one, 4 cores (load before: 0.5), Python 3.11.9, "
-        "torch 2.13.0.\n"
+        "Measured 2026-01-02 at commit (none yet) on a [fast] one, 4 cores (load before: 0.5), "
+        "Python 3.11.9, torch 2.13.0.\n"
     )
 
 

@@ -304,8 +304,8 @@ class Program:
         self._constants = {
             name: {key: t.clone() for key, t in value.items()}
             if isinstance(value, Mapping)
-            else torch.as_tensor(value, device=bench.device).clone()
-            for name, value in plan.constants.items()
+            else value.clone()
+            for name, value in bench.constants(plan.constants).items()
         }
         self._loss_sum = torch.zeros((), device=bench.device)
         self._generator = torch.Generator(bench.device)
@@ -356,14 +356,14 @@ class Program:
             self._bench.load(1 + i, weights)
         if self._average is not None and plan.ema is not None:
             self._average.load(plan.ema.start)
-        for name, value in plan.constants.items():
+        for name, value in self._bench.constants(plan.constants).items():
             held = self._constants[name]
             if isinstance(held, dict):
                 assert isinstance(value, Mapping)
                 torch._foreach_copy_(list(held.values()), [value[key] for key in held])
             else:
-                assert not isinstance(value, Mapping)
-                held.copy_(torch.as_tensor(value))
+                assert isinstance(value, Tensor)
+                held.copy_(value)
         self._loss_sum.zero_()
         self._generator.manual_seed(int(plan.rng("dropout").integers(2**63)))
         seed_dropout([replica.model for replica in self._replicas], self._generator)

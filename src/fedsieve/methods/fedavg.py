@@ -80,18 +80,21 @@ def send(cfg: Config, server: Server, round: int, client: ClientId) -> Down:
 def train(
     cfg: Config, client: Client, down: Down, shard: Shard, bench: Bench, rng: Streams
 ) -> tuple[Client, Up, Metrics]:
-    fitted = bench.fit(
-        Plan(
-            start=[down.weights],
-            images=shard.images,
-            views={"x": "weak"},
-            columns={"label": shard.labels},
-            loss=local_loss,
-            sgd=bench.sgd,
-            rng=rng,
-        )
-    )
+    fitted = bench.fit(plan(down, shard, bench, rng))
     return client, Up(fitted.weights[0], len(shard)), {"loss": fitted.loss}
+
+
+def plan(down: Down, shard: Shard, bench: Bench, rng: Streams) -> Plan:
+    """Local training on the given labels; relatives of FedAvg replace what they change."""
+    return Plan(
+        start=[down.weights],
+        images=shard.images,
+        views={"x": "weak"},
+        columns={"label": shard.labels},
+        loss=local_loss,
+        sgd=bench.sgd,
+        rng=rng,
+    )
 
 
 def local_loss(batch: Batch, net: Net) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 
 from fedsieve.errors import check
 from fedsieve.local.bench import Bench
-from fedsieve.local.plan import Batch, Net, Plan
+from fedsieve.local.plan import Batch, Net
 from fedsieve.losses import proximal
 from fedsieve.methods import contract, fedavg
 from fedsieve.methods.fedavg import Client, Down, Up
@@ -42,18 +42,12 @@ class Config(contract.Config):
 def train(
     cfg: Config, client: Client, down: Down, shard: Shard, bench: Bench, rng: Streams
 ) -> tuple[Client, Up, Metrics]:
-    fitted = bench.fit(
-        Plan(
-            start=[down.weights],
-            images=shard.images,
-            views={"x": "weak"},
-            columns={"label": shard.labels},
-            constants={"anchor": down.weights, "mu": cfg.mu},
-            loss=local_loss,
-            sgd=bench.sgd,
-            rng=rng,
-        )
+    plan = replace(
+        fedavg.plan(down, shard, bench, rng),
+        loss=local_loss,
+        constants={"anchor": down.weights, "mu": cfg.mu},
     )
+    fitted = bench.fit(plan)
     return client, Up(fitted.weights[0], len(shard)), {"loss": fitted.loss}
 
 

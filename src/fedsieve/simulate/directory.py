@@ -169,9 +169,11 @@ class RunDirectory:
         """Open the logs for appending, cut back to where the checkpoint left them."""
         for name in names:
             log = self._logs[name] = (self.path / name).open("ab")
-            size = checkpoint.log_bytes.get(name, 0) if checkpoint else 0
+            written = log.seek(0, os.SEEK_END)
+            # A log that the checkpoint does not know was switched off then: all of it is older.
+            size = checkpoint.log_bytes.get(name, written) if checkpoint else 0
             check(
-                log.seek(0, os.SEEK_END) >= size,
+                written >= size,
                 f"{self.path / name} lacks lines that the checkpoint counts on; start the run "
                 "again in a new folder with --out.",
             )
