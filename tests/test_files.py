@@ -54,5 +54,8 @@ def test_what_a_killed_writer_left_is_removed_later(
         write_atomically(folder / "file", b"new")
     assert (folder / "file").read_bytes() == b"old"
     assert len(names(folder)) == 2
+    (folder / ".notes.draft").write_bytes(b"somebody's own")
     remove_drafts(tmp_path)
-    assert names(folder) == ["file"]
+    assert len(names(folder)) == 3, "only the folder itself is tidied"
+    remove_drafts(folder)
+    assert names(folder) == [".notes.draft", "file"]

@@ -23,17 +23,17 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
         if key not in names:
             raise FedsieveError(unknown_key(_join(where, key), key, names))
     values = {key: _convert(hints[key], value, _join(where, key)) for key, value in table.items()}
-    try:
-        return cls(**values)
-    except TypeError:
-        missing = [
-            _join(where, f.name)
-            for f in dataclasses.fields(cls)  # type: ignore[arg-type]
-            if f.name not in values
-            and f.default is dataclasses.MISSING
-            and f.default_factory is dataclasses.MISSING
-        ]
-        raise FedsieveError(f"Please set {' and '.join(missing)}.") from None
+    missing = [
+        _join(where, f.name)
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if f.init
+        and f.name not in values
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise FedsieveError(f"Please set {' and '.join(missing)}.")
+    return cls(**values)
 
 
 def to_table(config: Any) -> dict[str, Any]:
@@ -45,12 +45,13 @@ def to_table(config: Any) -> dict[str, Any]:
     }
 
 
-def unknown_key(path: str, key: str, names: typing.Iterable[str]) -> str:
+def unknown_key(path: str, key: str, names: typing.Iterable[str], kind: str = "setting") -> str:
     """The sentence for a key that does not exist, with the nearest right one."""
     names = list(names)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"possible are {', '.join(names) or 'none'}."
-    return f"There is no setting {path!r}; {hint}"
+    listed = f"possible are {', '.join(names) or 'none'}." if len(names) < 20 else "none is near."
+    hint = f"did you mean {near[0]!r}?" if near else listed
+    return f"There is no {kind} {path!r}; {hint}"
 
 
 def _join(where: str, key: str) -> str:
@@ -102,11 +103,12 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         items = enumerate(zip(kinds, value, strict=True))
         return tuple(_convert(kind, item, f"{path}[{i}]") for i, (kind, item) in items)
     if hint is Path:
-        _expect(isinstance(value, str | Path), path, "a path", value)
-        return Path(value)
+        _expect(isinstance(value, str | Path) and value != "", path, "a path", value)
+        return Path(value).expanduser()
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         _expect(number, path, "a number", value)
+        _expect(abs(value) < 1e300 or isinstance(value, float), path, "a smaller number", value)
         return float(value)
     kind = {int: "a whole number", str: "text", bool: "true or false"}.get(hint)
     if kind is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 
@@ -22,6 +23,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what a process that died while writing left in `folder`."""
-    for draft in folder.rglob(".*.draft"):
-        draft.unlink()
+    """Remove what a process that died while writing left in `folder` itself."""
+    for draft in folder.glob(".*.draft"):
+        if re.fullmatch(r"\..+\.\d+\.draft", draft.name):
+            draft.unlink()

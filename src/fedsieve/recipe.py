@@ -47,7 +47,7 @@ class EngineConfig:
     checkpoint_seconds: float = 60.0
     """Checkpoint at least every so many seconds (at the end of a round)."""
     stop_after_minutes: float | None = None
-    """Checkpoint and stop after this time; the same command goes on."""
+    """Checkpoint and stop a run after this time; the same command goes on."""
     client_memory_mb: int = 0
     """Client states kept in memory (on the GPU, where one is used) before they spill to disk; 0 is
     2 GiB, or half of the GPU's free memory."""
@@ -68,6 +68,14 @@ class EngineConfig:
         check(
             self.memorisation_every >= 0,
             f"engine.memorisation_every must be at least 0, not {self.memorisation_every}.",
+        )
+        check(
+            self.checkpoint_seconds >= 0,
+            f"engine.checkpoint_seconds must be at least 0, not {self.checkpoint_seconds}.",
+        )
+        check(
+            self.stop_after_minutes is None or self.stop_after_minutes >= 0,
+            f"engine.stop_after_minutes must be at least 0, not {self.stop_after_minutes}.",
         )
         check(
             self.client_memory_mb >= 0,
@@ -131,6 +139,7 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     """The part of a recipe that decides its result: all but how the engine carries it out."""
     table = recipe_table(recipe)
     del table["engine"]
+    table["data"].pop("path", None)  # data may move; a run checks their labels by itself
     return table
 
 
@@ -141,6 +150,8 @@ def read_recipe(source: str | Path | None) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FedsieveError(f"{source} is not valid TOML: {error}.") from None
+    except RecursionError:
+        raise FedsieveError(f"{source} is nested too deeply; a recipe is flat.") from None
 
 
 def _recipe_text(source: str | Path) -> str:
@@ -154,7 +165,7 @@ def _recipe_text(source: str | Path) -> str:
     shipped = shipped_recipes()
     if name not in shipped:
         raise FedsieveError(
-            unknown_key(str(source), name, shipped).replace("setting", "recipe")
+            unknown_key(str(source), name, shipped, "recipe")
             + " `fedsieve recipes` lists those that ship with fedsieve."
         )
     return shipped[name]

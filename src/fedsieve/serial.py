@@ -64,6 +64,11 @@ def tensors_of(record: object) -> Iterator[tuple[str, Tensor]]:
     yield from tensors.items()
 
 
+def numbers_of(record: object) -> Iterator[tuple[str, float]]:
+    """Every number inside `record` that is no tensor, with its path."""
+    yield from _numbers(_strip(record, "", {}), "")
+
+
 def payload_bytes(record: object) -> int:
     """Bytes that `record` needs on a wire: its tensors, 8 for each number, and its strings."""
     tensors: dict[str, Tensor] = {}
@@ -88,6 +93,17 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, tuple):
         return tuple(_moved(v, device) for v in value)
     return value
+
+
+def _numbers(skeleton: Any, path: str) -> Iterator[tuple[str, float]]:
+    if isinstance(skeleton, int | float):
+        yield path, float(skeleton)
+    elif isinstance(skeleton, dict):
+        for key, item in skeleton.items():
+            yield from _numbers(item, _join(path, key))
+    elif isinstance(skeleton, list):
+        for i, item in enumerate(skeleton):
+            yield from _numbers(item, _join(path, str(i)))
 
 
 def _scalar_bytes(skeleton: Any) -> int:

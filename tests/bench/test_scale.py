@@ -23,13 +23,6 @@ from fedsieve.errors import FedsieveError
 TINY = ScaleWork(per_round=4, samples=6, side=10, test_images=20, last=1, proxies=2000)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    file = tmp_path / "data.npz"
-    TINY.save_data(8, file)
-    return file
-
-
 def test_report_of_two_federations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "_in_new_process", measure_one)  # importing torch anew is slow
     report = measure_scale([4, 8], 3, tmp_path / "out", TINY)
@@ -52,27 +45,40 @@ def test_report_of_two_federations(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_a_federation_is_measured_in_a_process_of_its_own(data: Path, tmp_path: Path) -> None:
-    result = scale._in_new_process(TINY, TINY.recipe(4, 1, data), tmp_path / "run")
+def test_a_federation_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    result = scale._in_new_process(TINY, 4, 4, 1, tmp_path / "run")
     assert result.clients == 4
     assert result.peak_mb >= result.ready_mb > 50
 
 
 def test_rounds_let_every_client_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "_in_new_process", lambda work, recipe, folder: measured(1.0))
+    monkeypatch.setattr(scale, "_in_new_process", lambda *_: measured(1.0))
     assert measure_scale([4, 9], work=TINY).rounds == 3 + TINY.last
 
 
-def test_clients_hold_equally_many_images_whatever_their_number(data: Path) -> None:
-    with np.load(data) as arrays:
-        labels = arrays["y"]
+def test_images_take_equally_much_memory_whatever_the_number_of_clients(tmp_path: Path) -> None:
     for clients in (4, 8):
-        scene = TINY.scene(TINY.recipe(clients, 1, data), labels)
-        assert scene.sizes.tolist() == [6] * clients
-        assert sorted(np.concatenate(scene.clients)) == list(range(6 * clients))
-        assert len(scene.given) == 48
-    many = ScaleWork().scene(TINY.recipe(4, 1, data), np.zeros(10_000, dtype=np.int64))
-    assert (many.given != 0).mean() == pytest.approx(0.4, abs=0.02)  # four standard deviations
+        TINY.save_data(clients, tmp_path / "data.npz")
+        with np.load(tmp_path / "data.npz") as arrays:
+            held = arrays["x"].nbytes + arrays["y"].nbytes
+        assert held + (8 - clients) * TINY.bytes_per_client == 8 * 6 * (10 * 10 + 8)
+
+
+def test_unequal_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = ScaleWork.save_data
+    monkeypatch.setattr(ScaleWork, "save_data", lambda self, k, file: save(self, 2 * k, file))
+    with pytest.raises(AssertionError, match="equal work"):
+        measure_one(TINY, 4, 4, 1, tmp_path / "run")
+
+
+def test_a_bright_square_tells_the_class(tmp_path: Path) -> None:
+    ScaleWork().save_data(5, tmp_path / "data.npz")
+    with np.load(tmp_path / "data.npz") as arrays:
+        images, labels = arrays["x"], arrays["y"]
+    # A square is 2×2 pixels: classes 0–4 side by side from row 0, classes 5–9 from row 4.
+    rows, columns = 4 * (labels // 5), 2 * (labels % 5)
+    for image, row, column in zip(images, rows, columns, strict=True):
+        assert image[row : row + 2, column : column + 2].min() >= 100
 
 
 def measured(peak: float) -> Measured:

@@ -24,7 +24,12 @@ def test_every_run_below_the_folder_is_found_by_its_path(tmp_path: Path) -> None
     log(tmp_path / "b", [30.0])
     log(tmp_path / "empty", [])
     assert find_curves([tmp_path]) == {"a/fedavg-seed1": [10.0, 20.0], "b": [30.0]}
-    assert find_curves([tmp_path / "b"]) == {"b": [30.0]}
+    assert find_curves([tmp_path / "b"]) == {str(tmp_path / "b"): [30.0]}
+    both = find_curves([tmp_path / "a", tmp_path / "b"])
+    assert both == {
+        str(tmp_path / "a" / "fedavg-seed1"): [10.0, 20.0],
+        str(tmp_path / "b"): [30.0],
+    }
 
 
 def test_a_line_per_run_with_its_accuracies(tmp_path: Path) -> None:

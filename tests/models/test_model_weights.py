@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsieve.errors import FedsieveError
-from fedsieve.models import all_finite, read_weights, weight_bytes, write_weights
+from fedsieve.models import read_weights, write_weights
 
 
 def network() -> nn.Module:
@@ -66,33 +66,3 @@ def test_write_refuses_what_does_not_fit(change: dict[str, Tensor | None], sente
     with pytest.raises(FedsieveError, match=sentence):
         write_weights(model, {k: v for k, v in merged.items() if v is not None})
     assert all(torch.equal(before[k], v) for k, v in read_weights(model).items())
-
-
-def test_weight_bytes() -> None:
-    """2·3 + 3 of the linear layer and 4·3 of BatchNorm, four bytes each; halves take two."""
-    assert weight_bytes(read_weights(network())) == 21 * 4
-    assert weight_bytes({"a": torch.zeros(5, dtype=torch.bfloat16)}) == 10
-    assert weight_bytes({}) == 0
-
-
-def check_all_finite(device: str) -> None:
-    clean = {"a": torch.full((3,), 3e38), "b": torch.zeros(0), "c": torch.randn(600, 600)}
-    clean = {name: tensor.to(device) for name, tensor in clean.items()}
-    assert all_finite(clean)
-    for bad in (float("nan"), float("inf"), -float("inf")):
-        for name, place in (("a", 0), ("a", 2), ("c", 77_777)):
-            broken = {key: tensor.clone() for key, tensor in clean.items()}
-            broken[name].view(-1)[place] = bad
-            assert not all_finite(broken), (bad, name, place)
-
-
-def test_all_finite() -> None:
-    check_all_finite("cpu")
-    assert all_finite({})
-    assert not all_finite({"a": torch.ones(2), "b": torch.tensor([float("nan")]).half()})
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_all_finite_on_cuda() -> None:
-    check_all_finite("cuda")

@@ -18,6 +18,7 @@ from fedsieve.errors import FedsieveError
 from fedsieve.methods import fedprox
 from fedsieve.recipe import Recipe, recipe_from_table
 from fedsieve.simulate.directory import (
+    CLIENTS,
     METRICS,
     Checkpoint,
     RunDirectory,
@@ -81,10 +82,6 @@ def test_the_engine_may_change_between_two_starts(tmp_path: Path) -> None:
         (
             lambda r: replace(r, method=fedprox.Config()),
             "method.name = 'fedavg' (not 'fedprox')",
-        ),
-        (
-            lambda r: replace(r, data=replace(r.data, path=Path("x"))),
-            "data.path = None (not 'x')",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -173,9 +170,11 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
         directory.open_logs((METRICS, "clients.jsonl"), None)
         directory.append(METRICS, {"round": 0})
         directory.append("clients.jsonl", {"client": 7})
-        checkpoint = directory.commit(1, {})
+        directory.commit(1, {})
         directory.append(METRICS, {"round": 1})
         directory.append("clients.jsonl", {"client": 8})
+    checkpoint = directory.last_checkpoint()
+    assert checkpoint is not None
     assert checkpoint.log_bytes == {METRICS: len('{"round":0}\n'), "clients.jsonl": 13}
     with directory.lock():
         assert len(directory.lines()) == 2
@@ -184,6 +183,34 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
         directory.append(METRICS, {"round": 1, "again": True})
     assert directory.lines() == [{"round": 0}, {"round": 1, "again": True}]
     assert directory.lines("clients.jsonl") == [{"client": 7}]
+
+
+def test_lines_of_clients_may_be_switched_off_and_on_between_checkpoints(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    with directory.lock():
+        directory.open_logs((METRICS, CLIENTS), None)
+        directory.append(CLIENTS, {"client": 1})
+        directory.commit(1, {})
+    with directory.lock():  # off, and a checkpoint meanwhile
+        directory.open_logs((METRICS,), directory.last_checkpoint())
+        directory.commit(2, {})
+    with directory.lock():  # on again, then killed before the next checkpoint
+        directory.open_logs((METRICS, CLIENTS), directory.last_checkpoint())
+        directory.append(CLIENTS, {"client": 2})
+    with directory.lock():
+        directory.open_logs((METRICS,), directory.last_checkpoint())
+    assert directory.lines(CLIENTS) == [{"client": 1}]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_a_damaged_summary_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "summary.json").write_bytes(content)
+    assert "is damaged; delete it" in refusal(RunDirectory(tmp_path).summary)
+
+
+def test_a_damaged_log_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_bytes(b'{"round": \n')
+    assert "is damaged" in refusal(lambda: read_lines(tmp_path / METRICS))
 
 
 def test_without_a_checkpoint_a_log_begins_anew(tmp_path: Path) -> None:
@@ -199,8 +226,9 @@ def test_a_log_that_lost_lines_is_noticed(tmp_path: Path) -> None:
     with directory.lock():
         directory.open_logs((METRICS,), None)
         directory.append(METRICS, {"round": 0})
-        checkpoint = directory.commit(1, {})
+        directory.commit(1, {})
     (tmp_path / METRICS).unlink()
+    checkpoint = directory.last_checkpoint()
     with directory.lock():
         text = refusal(lambda: directory.open_logs((METRICS,), checkpoint))
     assert "lacks lines that the checkpoint counts on" in text
@@ -246,6 +274,7 @@ def test_a_server_without_a_commit_does_not_count(tmp_path: Path) -> None:
         b'{"rounds_done": 1, "clients": [], "log_bytes": {}}',
         b'{"rounds_done": 1, "clients": {"a": 1}, "log_bytes": {}}',
         b'{"rounds_done": 1, "clients": {}, "log_bytes": 3}',
+        b'{"rounds_done": 1, "clients": {}, "log_bytes": {"metrics.jsonl": null}}',
         b"\xff\xfe",
     ],
 )
@@ -261,7 +290,9 @@ def test_a_damaged_commit_is_refused_in_one_sentence(tmp_path: Path, content: by
 def test_a_damaged_server_is_refused_in_one_sentence(tmp_path: Path, damage: str) -> None:
     directory = RunDirectory(tmp_path)
     directory.save_server(3, Server(torch.zeros(8)))
-    checkpoint = directory.commit(3, {})
+    directory.commit(3, {})
+    checkpoint = directory.last_checkpoint()
+    assert checkpoint is not None
     path = tmp_path / "checkpoint" / "server-3.safetensors"
     path.write_bytes(path.read_bytes()[:-8]) if damage == "cut" else path.unlink()
     text = refusal(lambda: directory.load_server(checkpoint, Server))

@@ -203,5 +203,5 @@ def test_data_that_changed_under_a_run_is_refused(
         return replace(data, train_labels=changed)
 
     monkeypatch.setattr(run_module, "load_data", partial(other, labels=7))
-    with pytest.raises(FedsieveError, match="not the ones that the scene was built from"):
+    with pytest.raises(FedsieveError, match="The data are not those that the run"):
         run(recipe, tmp_path)

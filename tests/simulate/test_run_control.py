@@ -75,13 +75,14 @@ def test_a_signal_lets_the_round_finish_and_saves(tmp_path: Path, number: signal
     assert_same_run(tmp_path / "at once", tmp_path / "in parts")
 
 
-def test_a_signal_in_the_last_round_changes_nothing(tmp_path: Path) -> None:
+def test_a_signal_in_the_last_round_lets_the_run_finish_and_is_passed_on(tmp_path: Path) -> None:
     def send(round: int) -> None:
         if round == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    summary = run(tiny_recipe(), tmp_path, Watcher(send))
-    assert summary["rounds"] == 4
+    with pytest.raises(RunInterruptedError, match="is finished"):
+        run(tiny_recipe(), tmp_path, Watcher(send))
+    assert run(tiny_recipe(), tmp_path)["rounds"] == 4
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
@@ -109,7 +110,9 @@ class Spy:
 
     started: list[int]
 
-    def __init__(self, recipe: Recipe, world: World, setup: Setup, count: int) -> None:
+    def __init__(
+        self, recipe: Recipe, world: World, setup: Setup, count: int, folder: Path
+    ) -> None:
         self._real = InProcess(recipe, world, setup)
         self.started.append(count)
 

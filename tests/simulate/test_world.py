@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,11 +14,15 @@ from torch import Tensor
 
 from benches import CLASSES, Linear, bench_of, images_of, weights_of
 from fedsieve.data.sources.digits import load_digits
+from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError
+from fedsieve.local.bench import Setup
+from fedsieve.local.plan import Sgd
 from fedsieve.methods import METHODS
 from fedsieve.methods.fedavg import Down, Up
-from fedsieve.models import ModelConfig
+from fedsieve.models import Dropout2d, ModelConfig
 from fedsieve.simulate.run import scene_of
+from fedsieve.simulate.runners import fits_graphs
 from fedsieve.simulate.world import (
     Job,
     World,
@@ -207,6 +212,32 @@ def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
         pick_device(name)
 
 
+def test_a_number_that_is_not_finite_makes_an_update_unusable() -> None:
+    @dataclass(frozen=True)
+    class Scored:
+        samples: int
+        score: float
+        more: Mapping[str, tuple[float, ...]]
+
+    assert first_unusable(Scored(3, 0.5, {"a": (1.0,)})) is None
+    assert first_unusable(Scored(3, math.nan, {"a": (1.0,)})) == "score"
+    assert first_unusable(Scored(3, 0.5, {"a": (1.0, math.inf)})) == "more.a.1"
+
+
+@pytest.mark.parametrize(
+    ("model", "fits"),
+    [
+        (torch.nn.Linear(2, 2), True),
+        (torch.nn.Sequential(torch.nn.Dropout(0.5)), False),
+        (Dropout2d(0.5, always_on=False), True),
+        (Dropout2d(0.5, always_on=True), False),
+    ],
+)
+def test_models_that_draw_on_their_own_are_not_captured(model: torch.nn.Module, fits: bool) -> None:
+    setup = Setup(lambda: model, view_set("plain"), (0.5,), (0.5,), Sgd())
+    assert fits_graphs(setup) is fits
+
+
 def test_a_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cpu") == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -214,5 +245,9 @@ def test_a_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(FedsieveError, match="this machine has no usable GPU; use cpu or auto"):
         pick_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    with pytest.raises(FedsieveError, match="has only 2 GPUs"):
+        pick_device("cuda:2")
     assert pick_device("auto") == torch.device("cuda")
     assert pick_device("cuda:1") == torch.device("cuda:1")

@@ -1,9 +1,10 @@
 """Ten thousand clients on one machine: what memory and time depend on the number of clients.
 
-Everything but the number of clients K stays the same: the data set (of which K·n images have an
-owner), the n images per client, the clients per round, the rounds. The method is FedGR, whose
-clients keep a model each between their rounds; only a few of these states may stay in memory.
-Every K is measured in a process of its own, because peak memory belongs to a process.
+Everything but the number of clients K stays the same: the n images per client, the clients per
+round, the rounds, and the memory that images take: what a smaller federation lacks of them is held
+as ballast. The method is FedGR, whose clients keep a model each between their rounds; only a few of
+these states may stay in memory. Every K is measured in a process of its own, because peak memory
+belongs to a process.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ from fedsieve.errors import check
 from fedsieve.local.plan import Sgd
 from fedsieve.methods import fedgr
 from fedsieve.recipe import DataConfig, EngineConfig, Recipe
-from fedsieve.scenes import Scene, SceneConfig, save_scene
+from fedsieve.scenes import SceneConfig, load_scene
 from fedsieve.scenes.noise import Noise
-from fedsieve.scenes.scene import fingerprint_of
 from fedsieve.sieve.gmm import fit_mixture
 from fedsieve.simulate.directory import SCENE, RunDirectory
 from fedsieve.simulate.run import run
@@ -76,6 +76,11 @@ class ScaleWork:
             engine=EngineConfig(device="cpu", workers=1, client_memory_mb=self.client_memory_mb),
         )
 
+    @property
+    def bytes_per_client(self) -> int:
+        """Of images, and of labels in 64 bits."""
+        return self.samples * (self.side**2 + 8)
+
     def save_data(self, clients: int, file: Path) -> None:
         """Blurred blots for `clients` clients: a bright square whose place tells the class."""
         rng = np.random.default_rng(self.seed)
@@ -92,24 +97,6 @@ class ScaleWork:
         x, y = split(clients * self.samples)
         x_test, y_test = split(self.test_images)
         np.savez(file, x=x, y=y, x_test=x_test, y_test=y_test)
-
-    def scene(self, recipe: Recipe, labels: npt.NDArray[np.int64]) -> Scene:
-        """The first K·n images in pieces of n; the others are nobody's."""
-        clients = recipe.scene.clients
-        rng = np.random.default_rng(self.seed)
-        wrong = rng.random(len(labels)) < WRONG
-        moved = (labels + rng.integers(1, CLASSES, size=len(labels))) % CLASSES
-        held = np.arange(clients * self.samples, dtype=np.int64).reshape(clients, self.samples)
-        return Scene(
-            clients=tuple(held.copy()),
-            given=np.where(wrong, moved, labels),
-            levels=np.full(clients, WRONG),
-            kinds=("symmetric",) * clients,
-            config=recipe.scene,
-            seed=self.seed,
-            num_classes=CLASSES,
-            fingerprint=fingerprint_of(labels),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +190,8 @@ def measure_scale(
     check(rounds >= 1, f"A scale needs at least 1 round to be measured, not {rounds}.")
     facts = machine()
     with tempfile.TemporaryDirectory(prefix="fedsieve-scale-") as folder:
-        data = Path(folder) / "data.npz"
-        work.save_data(max(counts), data)
         measured = tuple(
-            _in_new_process(work, work.recipe(clients, rounds, data), Path(folder) / str(clients))
+            _in_new_process(work, clients, max(counts), rounds, Path(folder) / str(clients))
             for clients in counts
         )
     report = ScaleReport(
@@ -226,25 +211,32 @@ def measure_scale(
 # ----------------------------------------------------------------------------- one federation
 
 
-def _in_new_process(work: ScaleWork, recipe: Recipe, folder: Path) -> Measured:
+def _in_new_process(
+    work: ScaleWork, clients: int, most: int, rounds: int, folder: Path
+) -> Measured:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(measure_one, work, recipe, folder).result()
+        return pool.submit(measure_one, work, clients, most, rounds, folder).result()
 
 
-def measure_one(work: ScaleWork, recipe: Recipe, folder: Path) -> Measured:
-    """Carry out `recipe` in this process and look at the clock and the memory."""
+def measure_one(work: ScaleWork, clients: int, most: int, rounds: int, folder: Path) -> Measured:
+    """Run a federation in this process, with the images of `most` clients in memory."""
     folder.mkdir(parents=True)
-    assert recipe.data.path is not None
-    with np.load(recipe.data.path, allow_pickle=False) as arrays:
-        save_scene(work.scene(recipe, arrays["y"]), folder / SCENE)
+    data = folder.with_suffix(".npz")
+    work.save_data(clients, data)
+    ballast = np.ones((most - clients) * work.bytes_per_client, dtype=np.uint8)
+    recipe = work.recipe(clients, rounds, data)
     watch = _Watch()
     run(recipe, folder, watch)
     last = watch.laps[-work.last :]
+    peak = peak_memory()
+    del ballast
+    sizes = load_scene(folder / SCENE).sizes
+    assert (sizes == work.samples).all(), "clients of different federations must do equal work"
     states = RunDirectory(folder).client_folder.glob("*.safetensors")
     return Measured(
-        clients=recipe.scene.clients,
-        peak_mb=peak_memory() / MEGABYTE,
+        clients=clients,
+        peak_mb=peak / MEGABYTE,
         ready_mb=watch.ready / MEGABYTE,
         states_mb=sum(file.stat().st_size for file in states) / MEGABYTE,
         round_seconds=statistics.median(lap.wall for lap in last),

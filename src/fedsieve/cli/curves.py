@@ -58,10 +58,11 @@ def find_curves(folders: Sequence[Path]) -> Mapping[str, list[float]]:
     found = {}
     for top in folders:
         for log in sorted(top.rglob(METRICS)):
-            name = str(log.parent.relative_to(top))
-            accuracy = [line["accuracy"] for line in read_lines(log)]
+            below = log.parent.relative_to(top)
+            name = str(below if len(folders) == 1 and below.parts else top / below)
+            accuracy = [line["accuracy"] for line in read_lines(log) if "accuracy" in line]
             if accuracy:
-                found[top.name if name == "." else name] = accuracy
+                found[name] = accuracy
     return found
 
 

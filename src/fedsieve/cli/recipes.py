@@ -34,9 +34,9 @@ def main(argv: Sequence[str]) -> int:
         print_table(["recipe", "what it is"], [[n, first_comment(t)] for n, t in shipped.items()])
         return 0
     check(options.name is not None, f"Give a name: fedsieve recipes {options.action} NAME")
+    assert options.name is not None
     if options.name not in shipped:
-        sentence = unknown_key(str(options.name), str(options.name), shipped)
-        raise FedsieveError(sentence.replace("setting", "recipe", 1))
+        raise FedsieveError(unknown_key(options.name, options.name, shipped, "recipe"))
     text = shipped[options.name]
     if options.action == "show":
         print(text, end="")

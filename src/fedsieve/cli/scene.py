@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
         options.out is None or options.out.suffix.lower() == ".png",
         f"--out must end in .png, not {options.out}.",
     )
+    check(options.rows >= 0, f"--rows must be at least 0, not {options.rows}.")
     scenes = different_scenes(grid)
     for number, recipe in enumerate(scenes, start=1):
         data = load_data(recipe)

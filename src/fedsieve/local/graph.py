@@ -113,13 +113,21 @@ def program_key(plan: Plan) -> Hashable:
         None if plan.ema is None else (plan.ema.decay, plan.ema.in_loss),
         tuple(sorted(plan.views.items())),
         tuple((name, c.dtype, c.shape[1:]) for name, c in sorted(plan.columns.items())),
-        tuple(sorted(plan.constants)),
+        tuple(
+            (name, (c.dtype, c.shape) if isinstance(c, Tensor) else type(c).__name__)
+            for name, c in sorted(plan.constants.items())
+        ),
     )
 
 
 def loss_key(loss: Loss) -> Hashable:
     """What identifies a loss; one that hides tensors in a closure would be captured with them."""
     if isinstance(loss, functools.partial):
+        for argument in (*loss.args, *loss.keywords.values()):
+            if isinstance(argument, Tensor):
+                raise FedsieveError(
+                    "A loss is bound to a tensor; give it the tensor as a column or a constant."
+                )
         return (loss_key(loss.func), loss.args, tuple(sorted(loss.keywords.items())))
     if getattr(loss, "__closure__", None):
         raise FedsieveError(

@@ -7,6 +7,7 @@ loss reads comes through the `Batch`: nothing is captured by a closure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
@@ -35,12 +36,13 @@ class Sgd:
     """L2 penalty on every trainable parameter (at least 0)."""
     tail: Literal["keep", "drop", "pad"] = "keep"
     """The last, smaller batch of an epoch: keep it as it is, drop it, or pad it with samples of
-    weight zero. A kept batch of one sample is skipped, because BatchNorm cannot normalise it."""
+    weight zero, which count in BatchNorm all the same. A kept batch of one sample is skipped,
+    because BatchNorm cannot normalise it."""
 
     def __post_init__(self) -> None:
         check(self.epochs >= 1, f"sgd.epochs must be at least 1, not {self.epochs}.")
         check(self.batch_size >= 2, f"sgd.batch_size must be at least 2, not {self.batch_size}.")
-        check(self.lr > 0, f"sgd.lr must be above 0, not {self.lr}.")
+        check(0 < self.lr < math.inf, f"sgd.lr must be above 0, not {self.lr}.")
         check(0 <= self.momentum < 1, f"sgd.momentum must be in [0, 1), not {self.momentum}.")
         check(
             self.weight_decay >= 0, f"sgd.weight_decay must be at least 0, not {self.weight_decay}."

@@ -1,6 +1,6 @@
 """The contract of a method: what a paper must say for fedsieve to run it anywhere.
 
-A method is five frozen records and seven functions, all in one file:
+A method is five frozen records and some functions on them, all in one file:
 
     Config   its hyper-parameters                    Server   what lives at the server
     Client   what lives at a site, never sent        Down     all that a site receives

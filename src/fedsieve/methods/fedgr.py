@@ -300,6 +300,8 @@ class Client:
     """The moving average after the last step, where one is kept."""
     partition: Partition | None
     """By the client's own mixture, only where `sieve_at` is "client"."""
+    trained_on: Tensor | None = None
+    """(n,) int64, the last round's hard labels, −1 for none; None in the warm-up. For diagnosis."""
 
 
 @dataclass(frozen=True)
@@ -463,11 +465,14 @@ def train(
     up = Up(fitted.weights[0], len(shard), shard.ids, mean)
     own = client.partition
     if cfg.sieve_at == "client":
-        if down.warm_up or cfg.sieve_after_warmup:
+        # A model that diverged is left out of the average by its weights; it has nothing to sieve.
+        usable = bool(torch.isfinite(mean).all())
+        if usable and (down.warm_up or cfg.sieve_after_warmup):
             fresh, _ = federated_sieving({shard.client: up}, cfg.clean_threshold, CLIENT_ITERATIONS)
             own = fresh[shard.client]
         up = replace(up, ids=up.ids[:0], losses=up.losses[:0])
-    after = Client(mean, count, lesson.table, fitted.ema, own)
+    trained_on = None if down.warm_up else lesson.pseudo
+    after = Client(mean, count, lesson.table, fitted.ema, own, trained_on)
     return after, up, {"loss": fitted.loss, **_metrics(lesson, shard.labels)}
 
 
@@ -795,7 +800,7 @@ def local_loss(objective: Objective, batch: Batch, net: Net, *others: Net) -> Te
 def suspect(cfg: Config, client: Client, down: Down, shard: Shard, bench: Bench) -> Suspicion:
     """P(wrong) = 1 − (q + p_ŷ)/2, the mean of what the sieve and the global model say.
 
-    p_ŷ is the global model's probability of the given label on the raw image. A sample that was
+    p_ŷ is the global model's probability of the given label on the raw image. A client that was
     never sieved is judged by the model alone, 1 − p_ŷ. The suggestion is the model's class.
     """
     probabilities = bench.forward(down.weights, _raw(bench, shard.images)).logits.softmax(dim=1)
@@ -814,8 +819,8 @@ def sieve(server: Server) -> Mapping[ClientId, Sieved]:
 
 
 def refined(client: Client) -> Tensor | None:
-    """The hard labels of the last refining; None in the warm-up, which trains on given labels."""
-    return client.pseudo
+    """The hard labels of the last round; None in the warm-up, which trains on given labels."""
+    return client.trained_on
 
 
 def global_weights(server: Server) -> Weights:

@@ -18,17 +18,15 @@ from fedsieve.models.custom import build_custom
 from fedsieve.models.heads import HeadKind
 from fedsieve.models.resnet import resnet18, resnet34, resnet50
 from fedsieve.models.small import SmallCnn
-from fedsieve.models.weights import all_finite, read_weights, weight_bytes, write_weights
+from fedsieve.models.weights import read_weights, write_weights
 
 __all__ = [
     "SMALLEST_SIDE",
     "Dropout2d",
     "HeadKind",
     "ModelConfig",
-    "all_finite",
     "build_model",
     "read_weights",
-    "weight_bytes",
     "write_weights",
 ]
 

@@ -37,6 +37,10 @@ def build_custom(
             f"The model {name!r} needs the Python module {error.name!r}, which was not found; "
             "check the spelling, install it, or add its folder to PYTHONPATH."
         ) from error
+    except Exception as error:
+        raise FedsieveError(
+            f"The module {module_name!r} of your model fails on import: {_reason(error)}"
+        ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise FedsieveError(
@@ -49,7 +53,11 @@ def build_custom(
         "width": width,
         "num_classes": num_classes,
     }
-    model = function(**_accepted(name, function, offered))
+    arguments = _accepted(name, function, offered)
+    try:
+        model = function(**arguments)
+    except Exception as error:
+        raise FedsieveError(f"{name!r} could not make a model: {_reason(error)}") from error
     if not isinstance(model, nn.Module):
         raise FedsieveError(
             f"{name!r} returned a {type(model).__name__}; it must return a torch.nn.Module."
@@ -84,10 +92,9 @@ def _try(model: Adapted, name: str, images: Tensor, num_classes: int) -> None:
         with torch.no_grad():
             outputs = model(images)
     except Exception as error:
-        reason = str(error).partition("\n")[0]
         raise FedsieveError(
             f"{name!r} could not take images of shape {tuple(images.shape[1:])} and return "
-            f"logits or (features, logits): {type(error).__name__}: {reason}"
+            f"logits or (features, logits): {_reason(error)}"
         ) from error
     model.train()
     features, logits = outputs
@@ -103,6 +110,12 @@ def _try(model: Adapted, name: str, images: Tensor, num_classes: int) -> None:
         f"{name!r} returned {_describe(features)} as features for two images; they must be a "
         "tensor with one row per image, or None.",
     )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what went wrong in a user's own code."""
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"
 
 
 def _describe(value: object) -> str:

@@ -56,23 +56,6 @@ def check_alike(first: Weights, second: Weights, first_name: str, second_name: s
         )
 
 
-def weight_bytes(weights: Weights) -> int:
-    """How many bytes the values take, as they would on the wire without compression."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-
-
-def all_finite(weights: Weights) -> bool:
-    """Whether no value is NaN or infinite; waits for the device once.
-
-    The largest magnitude of a tensor is finite exactly when all its values are.
-    """
-    tensors = [tensor for tensor in weights.values() if tensor.numel() > 0]
-    if not tensors:
-        return True
-    largest = torch.stack(torch._foreach_norm(tensors, ord=float("inf")))
-    return bool(largest.isfinite().all())
-
-
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """The named tensors of a .safetensors, .pt or .pth file; nothing in it is executed."""
     check(path.is_file(), f"There is no weight file {path}; check the path.")

@@ -3,7 +3,7 @@
 from fedsieve.scenes.draw import describe, picture
 from fedsieve.scenes.noise import Noise
 from fedsieve.scenes.partition import Partition
-from fedsieve.scenes.scene import Scene, SceneConfig, build_scene, same_scene
+from fedsieve.scenes.scene import Scene, SceneConfig, build_scene, fingerprint_of, same_scene
 from fedsieve.scenes.store import load_scene, save_scene
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "SceneConfig",
     "build_scene",
     "describe",
+    "fingerprint_of",
     "load_scene",
     "picture",
     "same_scene",

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from fedsieve.types import ClientId
 
 METRICS = "metrics.jsonl"
 CLIENTS = "clients.jsonl"
+LOGS = (METRICS, CLIENTS)
 SUMMARY = "summary.json"
 CONFIG = "config.toml"
 SCENE = "scene.safetensors"
@@ -68,7 +70,8 @@ class RunDirectory:
         """Make the folder this recipe's own, or refuse it when it holds another run."""
         self.refuse_other(recipe)
         config = self.path / CONFIG
-        remove_drafts(self.path)
+        for folder in (self.path, self.client_folder.parent, self.client_folder):
+            remove_drafts(folder)
         write_atomically(config, tomli_w.dumps(recipe_table(recipe)).encode())
         if not (self.path / "env.json").exists():
             write_atomically(self.path / "env.json", _json(environment()))
@@ -80,7 +83,7 @@ class RunDirectory:
             return
         try:
             held = recipe_from_table(tomllib.loads(config.read_text(encoding="utf-8")))
-        except (tomllib.TOMLDecodeError, FedsieveError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, FedsieveError) as error:
             raise FedsieveError(
                 f"{config} cannot be read ({error}); give another folder with --out."
             ) from None
@@ -117,7 +120,17 @@ class RunDirectory:
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None."""
         path = self.path / SUMMARY
-        return json.loads(path.read_bytes()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            summary = json.loads(path.read_bytes())
+        except ValueError:
+            summary = None
+        check(
+            isinstance(summary, dict),
+            f"{path} is damaged; delete it, and the same command writes it anew.",
+        )
+        return dict(summary)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.path / SUMMARY, _json(summary))
@@ -129,7 +142,8 @@ class RunDirectory:
         try:
             raw = json.loads(self._commit_file.read_bytes())
             clients = {int(client): int(round) for client, round in raw["clients"].items()}
-            return Checkpoint(int(raw["rounds_done"]), clients, dict(raw["log_bytes"]))
+            log_bytes = {str(name): int(size) for name, size in raw["log_bytes"].items()}
+            return Checkpoint(int(raw["rounds_done"]), clients, log_bytes)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._unreadable(self._commit_file, error) from None
 
@@ -150,35 +164,34 @@ class RunDirectory:
     def save_server(self, rounds_done: int, server: Any) -> None:
         write_atomically(self._server_file(rounds_done), encode(server))
 
-    def commit(self, rounds_done: int, clients: Mapping[ClientId, int]) -> Checkpoint:
+    def commit(self, rounds_done: int, clients: Mapping[ClientId, int]) -> None:
         """Make the state after `rounds_done` rounds, already on disk, the one to resume from."""
-        log_bytes = {}
-        for name, log in self._logs.items():
+        for log in self._logs.values():
             log.flush()
             os.fsync(log.fileno())
-            log_bytes[name] = log.tell()
-        checkpoint = Checkpoint(rounds_done, clients, log_bytes)
+        logs = [self.path / name for name in LOGS if (self.path / name).exists()]
+        log_bytes = {log.name: log.stat().st_size for log in logs}
         record = {"rounds_done": rounds_done, "clients": clients, "log_bytes": log_bytes}
         write_atomically(self._commit_file, _json(record))
         for path in self._commit_file.parent.glob("server-*.safetensors"):
             if path != self._server_file(rounds_done):
                 path.unlink()
-        return checkpoint
 
     def open_logs(self, names: tuple[str, ...], checkpoint: Checkpoint | None) -> None:
-        """Open the logs for appending, cut back to where the checkpoint left them."""
-        for name in names:
-            log = self._logs[name] = (self.path / name).open("ab")
-            written = log.seek(0, os.SEEK_END)
-            # A log that the checkpoint does not know was switched off then: all of it is older.
-            size = checkpoint.log_bytes.get(name, written) if checkpoint else 0
+        """Cut all logs back to where the checkpoint left them, and open `names` for appending."""
+        for name in LOGS:
+            path = self.path / name
+            size = checkpoint.log_bytes.get(name, 0) if checkpoint else 0
+            written = path.stat().st_size if path.exists() else 0
             check(
                 written >= size,
-                f"{self.path / name} lacks lines that the checkpoint counts on; start the run "
-                "again in a new folder with --out.",
+                f"{path} lacks lines that the checkpoint counts on; start the run again in a new "
+                "folder with --out.",
             )
-            log.truncate(size)
-            log.seek(0, os.SEEK_END)
+            if written > size:
+                os.truncate(path, size)
+            if name in names:
+                self._logs[name] = path.open("ab")
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
         """Add one line to a log, at once visible to other programs."""
@@ -195,7 +208,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     text = path.read_bytes()
-    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    try:
+        return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    except ValueError:
+        raise FedsieveError(f"{path} is damaged; start the run again in a new folder.") from None
 
 
 def first_difference(
@@ -225,7 +241,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "command": " ".join(["fedsieve", *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -22,12 +22,12 @@ from fedsieve.local.bench import Setup
 from fedsieve.methods import method
 from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
-from fedsieve.scenes import Scene, build_scene, load_scene, save_scene
+from fedsieve.scenes import Scene, build_scene, fingerprint_of, load_scene, save_scene
 from fedsieve.serial import encode, payload_bytes, to_device
 from fedsieve.simulate.diagnose import Truth, auroc, diagnose, per_client
 from fedsieve.simulate.directory import CLIENTS, METRICS, MODEL, SCENE, RunDirectory
 from fedsieve.simulate.memorise import memorisation
-from fedsieve.simulate.runners import InProcess, Runner, Slots, Workers, one_thread
+from fedsieve.simulate.runners import InProcess, Runner, Slots, Workers, fits_graphs, one_thread
 from fedsieve.simulate.store import ClientStore
 from fedsieve.simulate.world import (
     Job,
@@ -94,6 +94,8 @@ def run(
             directory.finish(summary)
         finally:
             simulation.runner.close()
+        if interrupt.asked:
+            raise RunInterruptedError(f"Stopped; {out} is finished.")
         return summary
 
 
@@ -127,6 +129,7 @@ class Simulation:
     store: ClientStore
     server: Any
     rounds_done: int
+    rounds_saved: int
     saved_at: float = field(default_factory=time.monotonic)
     fastest_round: float = float("inf")
 
@@ -142,6 +145,11 @@ class Simulation:
         checkpoint = directory.last_checkpoint()
         scene_file = directory.path / SCENE
         scene = load_scene(scene_file) if checkpoint else scene_of(recipe, data)
+        check(
+            scene.fingerprint == fingerprint_of(data.train_labels.numpy()),
+            f"The data are not those that the run in {directory.path} began with; give it the "
+            "same data, or another folder with --out.",
+        )
         world = make_world(data, scene, device)
         setup = make_setup(recipe, data)
         chosen = method(recipe.method.name)
@@ -155,7 +163,7 @@ class Simulation:
             server = chosen.init_server(recipe.method, initial_weights(setup), federation)
         else:
             server = directory.load_server(checkpoint, chosen.server)
-        # Only now is the folder taken: a recipe that cannot run leaves nothing behind.
+        # Only now is the folder taken, so that a recipe that cannot run may be mended.
         directory.claim(recipe)
         if checkpoint is None:
             save_scene(scene, scene_file)
@@ -179,10 +187,11 @@ class Simulation:
             world=world,
             setup=setup,
             truth=truth,
-            runner=first_runner(recipe, world, setup),
+            runner=first_runner(recipe, world, setup, directory.path),
             store=store,
             server=to_device(server, device),
             rounds_done=checkpoint.rounds_done if checkpoint else 0,
+            rounds_saved=checkpoint.rounds_done if checkpoint else 0,
         )
 
     def go_on(self, reporter: Reporter, interrupt: _Interrupt, may_fork_out: bool) -> None:
@@ -203,7 +212,8 @@ class Simulation:
                     f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; "
                     "the same command goes on from there."
                 )
-        self._checkpoint()
+        if self.rounds_saved < self.rounds_done:
+            self._checkpoint()
 
     def next_round(self) -> dict[str, Any]:
         """Run one round; the result is its line in the metrics."""
@@ -311,7 +321,7 @@ class Simulation:
             and ahead > LONG_RUN_SECONDS
         ):
             self.runner.close()
-            self.runner = Workers(self.recipe, self.world, self.setup, cores)
+            self.runner = Workers(self.recipe, self.world, self.setup, cores, self.directory.path)
 
     def _checkpoint_is_due(self) -> bool:
         engine = self.recipe.engine
@@ -325,7 +335,7 @@ class Simulation:
         self.directory.save_server(self.rounds_done, self.server)
         self.directory.commit(self.rounds_done, clients)
         self.store.forget_old(clients)
-        self.saved_at = time.monotonic()
+        self.rounds_saved, self.saved_at = self.rounds_done, time.monotonic()
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers; the global model is saved beside them."""
@@ -378,11 +388,14 @@ class _Model:
     weights: Mapping[str, torch.Tensor]
 
 
-def first_runner(recipe: Recipe, world: World, setup: Setup) -> Runner:
-    """Who trains the first round; a long run on a CPU may get workers after it."""
+def first_runner(recipe: Recipe, world: World, setup: Setup, folder: Path) -> Runner:
+    """Who trains the first round; a long run on a CPU may get workers after it.
+
+    `folder` is where worker processes find the data.
+    """
     if world.device.type == "cpu" and recipe.engine.workers > 1:
-        return Workers(recipe, world, setup, recipe.engine.workers)
-    if world.device.type == "cuda" and recipe.engine.slots > 0:
+        return Workers(recipe, world, setup, recipe.engine.workers, folder)
+    if world.device.type == "cuda" and recipe.engine.slots > 0 and fits_graphs(setup):
         slots = min(recipe.engine.slots, recipe.clients_per_round)
         return Slots(recipe, world, setup, slots)
     return InProcess(recipe, world, setup)

@@ -11,6 +11,7 @@ import functools
 import multiprocessing
 import os
 import queue
+import shutil
 import signal
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedsieve.errors import FedsieveError
 from fedsieve.local.bench import EVALUATION_CHUNK, Bench, EagerBench, Precision, Setup
@@ -80,15 +82,24 @@ class InProcess:
         pass
 
 
+_SHARED = ".workers-"
+"""Beginning of the name of a folder from which worker processes map the data."""
+
+
 class Workers:
     """Clients spread over worker processes of one thread each."""
 
-    def __init__(self, recipe: Recipe, world: World, setup: Setup, count: int) -> None:
+    def __init__(
+        self, recipe: Recipe, world: World, setup: Setup, count: int, folder: Path | None = None
+    ) -> None:
         self._recipe = recipe
         self._world = world
         self._count = count
         self.bench = EagerBench(setup, world.device)
-        self._folder = tempfile.TemporaryDirectory(prefix="fedsieve-")
+        if folder is not None:
+            for left in folder.glob(f"{_SHARED}*"):  # by a process that was killed
+                shutil.rmtree(left)
+        self._folder = tempfile.TemporaryDirectory(prefix=_SHARED, dir=folder)
         shared = SharedWorld.save(world, Path(self._folder.name))
         # Forked from a server that has imported everything once and has no threads of its own.
         context = multiprocessing.get_context("forkserver")
@@ -151,7 +162,9 @@ class Slots:
         set_gpu_arithmetic(recipe.precision)
         self._recipe = recipe
         self._world = world
-        self._threads = ThreadPoolExecutor(count)
+        self._threads = ThreadPoolExecutor(
+            count, initializer=torch.cuda.set_device, initargs=(world.device,)
+        )
         self._views = ViewsTogether()
         self._free: queue.SimpleQueue[GraphBench] = queue.SimpleQueue()
         for _ in range(count):
@@ -204,6 +217,15 @@ class Slots:
 
     def close(self) -> None:
         self._threads.shutdown()
+
+
+def fits_graphs(setup: Setup) -> bool:
+    """Whether a captured step repeats: not with dropout that draws from torch's own generator,
+    which all slots share, nor with dropout in evaluation mode."""
+    return not any(
+        isinstance(module, _DropoutNd) or getattr(module, "always_on", False)
+        for module in setup.make_model().modules()
+    )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from fedsieve.models import ModelConfig, build_model
 from fedsieve.models.weights import read_weights
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import Scene
-from fedsieve.serial import tensors_of
+from fedsieve.serial import numbers_of, tensors_of
 from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
 
 
@@ -115,12 +116,15 @@ def run_client(recipe: Recipe, world: World, bench: Bench, round: int, job: Job)
 
 
 def first_unusable(up: Any) -> str | None:
-    """The name of the first tensor of `up` that holds NaN or infinity, or None if all is well."""
+    """The name of the first value of `up` that is or holds NaN or infinity, or None."""
+    for name, number in numbers_of(up):
+        if not math.isfinite(number):
+            return name
     floats = [(name, t) for name, t in tensors_of(up) if t.is_floating_point()]
     if not floats:
         return None
-    norms = torch.stack([t.detach().sum(dtype=torch.float64) for _, t in floats])
-    finite = torch.isfinite(norms)
+    sums = torch.stack([t.detach().sum(dtype=torch.float64) for _, t in floats])
+    finite = torch.isfinite(sums)
     if bool(finite.all()):  # one synchronisation for all tensors
         return None
     return floats[int(torch.nonzero(~finite)[0])][0]
@@ -152,4 +156,11 @@ def pick_device(name: str) -> torch.device:
         device.type == "cpu" or torch.cuda.is_available(),
         f"engine.device is {name!r}, but this machine has no usable GPU; use cpu or auto.",
     )
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        check(
+            (device.index or 0) < count,
+            f"engine.device is {name!r}, but this machine has only {count} GPUs.",
+        )
+        torch.cuda.set_device(device)
     return device
