@@ -25,6 +25,7 @@ from fedsieve.simulate.diagnose import (
     noise_estimates,
     per_client,
     refined_labels,
+    sieved_labels,
 )
 
 TRUE = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
@@ -122,11 +123,15 @@ def test_opinions_on_samples_are_pooled_over_the_clients_that_have_one() -> None
     hits 2 + 2 = 4 of 5 said clean, of 5 clean.
     """
     p_clean = {0: [0.9, 0.2, 0.6, 0.4], 2: [0.7, 0.1, 0.8, 0.95]}
-    found = noise_estimates(sieved({2: 0.5, 1: 0.4, 0: 0.3}, p_clean), truth())
+    found = sieved_labels(sieved({2: 0.5, 1: 0.4, 0: 0.3}, p_clean), truth())
     assert found["sieve_precision"] == pytest.approx(4 / 5)
     assert found["sieve_recall"] == pytest.approx(4 / 5)
     # Clean 0.9 0.6 0.4 0.8 0.95 against wrong 0.2 0.7 0.1: 3 + 2 + 2 + 3 + 3 of 15 pairs.
     assert found["sieve_auroc"] == pytest.approx(13 / 15)
+
+
+def test_without_opinions_there_is_nothing_to_detect() -> None:
+    assert sieved_labels(sieved({0: 0.5, 1: 0.5}, {}), truth()) == {}
 
 
 def test_fewer_than_two_clients_are_no_statistics() -> None:

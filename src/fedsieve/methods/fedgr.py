@@ -396,17 +396,21 @@ def federated_sieving(
 
     Losses are taken as they are, neither scaled nor shifted. r_k = #{i of k : q_i < threshold}/n_k.
     """
-    losses = torch.cat([up.losses for up in ups.values()]).cpu().numpy()
+    observed = torch.cat([up.losses for up in ups.values()])
+    losses = observed.cpu().numpy()
     mixture = fit_mixture(losses, max_iter=iterations, tol=1e-2, reg_covar=5e-4)
     posterior = clean_posterior(mixture, losses).astype(np.float32)
+    # Two tensors a round, of which each client gets a part: thousands of small ones would leave
+    # the memory in pieces.
+    ids = torch.cat([up.ids for up in ups.values()])
+    q = torch.from_numpy(posterior).to(observed.device)
     partitions, first = {}, 0
     for client, up in ups.items():
-        q = posterior[first : first + len(up.losses)]
-        first += len(up.losses)
-        if len(q) > 0:
-            ratio = float((q < threshold).mean())
-            on_device = torch.from_numpy(q).to(up.losses.device)
-            partitions[client] = Partition(up.ids, on_device, ratio)
+        part = slice(first, first + len(up.losses))
+        first = part.stop
+        if part.stop > part.start:
+            ratio = float((posterior[part] < threshold).mean())
+            partitions[client] = Partition(ids[part], q[part], ratio)
     assert first == len(losses)
     return partitions, mixture
 

@@ -43,30 +43,35 @@ class Truth:
 def diagnose(
     method: Method, server: Any, clients: Mapping[ClientId, Any], truth: Truth
 ) -> dict[str, float]:
-    """The round's diagnostics: the sieve over all clients, refined labels over the round's."""
-    result = dict(noise_estimates(method.sieve(server), truth))
+    """The round's diagnostics: noise rates of all clients, single labels of the round's."""
+    sieved = method.sieve(server)
+    result = dict(noise_estimates(sieved, truth))
+    result.update(sieved_labels({k: sieved[k] for k in clients if k in sieved}, truth))
     result.update(refined_labels(method, clients, truth))
     return result
 
 
 def noise_estimates(sieved: Mapping[ClientId, Sieved], truth: Truth) -> Metrics:
-    """Estimated against true noise rates, and the sieve as a detector of right labels."""
+    """Estimated against true noise rates, over all clients that were sieved."""
     if len(sieved) < 2:
         return {}
     clients = sorted(sieved)
     estimated = np.array([sieved[k].noise_rate for k in clients])
     true = truth.rates[clients]
-    result = {
+    return {
         "noise_pearson": correlation(estimated, true),
         "noise_spearman": correlation(stats.rankdata(estimated), stats.rankdata(true)),
         "noise_error": float(np.abs(estimated - true).mean()),
     }
+
+
+def sieved_labels(sieved: Mapping[ClientId, Sieved], truth: Truth) -> Metrics:
+    """The sieve as a detector of right labels, over these clients together."""
     opinions = {k: s.p_clean for k, s in sieved.items() if s.p_clean is not None}
-    if opinions:
-        p_clean = np.concatenate([opinions[k].numpy(force=True) for k in sorted(opinions)])
-        wrong = np.concatenate([truth.wrong(k) for k in sorted(opinions)])
-        result |= detection(p_clean, wrong)
-    return result
+    if not opinions:
+        return {}
+    p_clean = np.concatenate([opinions[k].numpy(force=True) for k in sorted(opinions)])
+    return detection(p_clean, np.concatenate([truth.wrong(k) for k in sorted(opinions)]))
 
 
 def per_client(sieved: Sieved, truth: Truth, client: ClientId) -> Metrics:
