@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,6 +105,7 @@ class Workers:
         # Forked from a server that has imported everything once and has no threads of its own.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
+        _start_forkserver()
         self._pool = ProcessPoolExecutor(
             count,
             mp_context=context,
@@ -300,6 +302,16 @@ def _start_worker(recipe: Recipe, shared: SharedWorld, setup: Setup) -> None:
     torch.set_num_threads(1)
     _worker_recipe = recipe
     _worker = InProcess(recipe, shared.load(), setup)
+
+
+def _start_forkserver() -> None:
+    """Start it with Ctrl-C blocked, which all workers inherit: even one that has just been forked
+    must not die of a signal that is meant for the main process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave_with_parent() -> None:
