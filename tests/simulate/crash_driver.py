@@ -46,6 +46,8 @@ def carry_out(
     recipe: Recipe, folder: Path, die_in: tuple[str, int] | None = None, pause: float = 0.03
 ) -> None:
     """Run; with `die_in` = (what, n) kill this process without a word in the n-th such call."""
+    # Forked from a server that may have been started for workers, which do not hear Ctrl-C.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     register_remembering()
     if die_in is not None:
         die_at_call(*die_in)
