@@ -20,7 +20,7 @@ class SceneOptions:
 
     recipe: str | None = field(default=None, metadata=POSITIONAL)
     """A TOML file, or a name from `fedsieve recipes`; without it the built-in demonstration."""
-    out: Path | None = None
+    out: Path = Path("scene.png")
     """Draw the scene into this PNG file; several scenes are numbered."""
     save: Path | None = None
     """Save the scene into this safetensors file; several scenes are numbered."""
@@ -31,7 +31,7 @@ class SceneOptions:
 def main(argv: Sequence[str]) -> int:
     options, grid = read_command(SceneOptions, "fedsieve scene", argv)
     check(
-        options.out is None or options.out.suffix.lower() == ".png",
+        options.out.suffix.lower() == ".png",
         f"--out must end in .png, not {options.out}.",
     )
     check(options.rows >= 0, f"--rows must be at least 0, not {options.rows}.")
@@ -43,10 +43,9 @@ def main(argv: Sequence[str]) -> int:
         if len(scenes) > 1:
             print(f"Scene {number} of {len(scenes)}".center(72, "-"))
         print(describe(scene, labels, data.classes, rows=options.rows))
-        if options.out is not None:
-            drawing = numbered(options.out, number, len(scenes))
-            picture(scene, labels, data.classes, drawing)
-            print(f"Drawn in {drawing}")
+        drawing = numbered(options.out, number, len(scenes))
+        picture(scene, labels, data.classes, drawing)
+        print(f"Drawn in {drawing}")
         if options.save is not None:
             saved = numbered(options.save, number, len(scenes))
             save_scene(scene, saved)
