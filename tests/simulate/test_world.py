@@ -246,8 +246,11 @@ def test_a_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
         pick_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     with pytest.raises(FedsieveError, match="has only 2 GPUs"):
         pick_device("cuda:2")
     assert pick_device("auto") == torch.device("cuda")
+    assert current == [], "a GPU without a number is the one that is in use anyway"
     assert pick_device("cuda:1") == torch.device("cuda:1")
+    assert current == [torch.device("cuda:1")]

@@ -156,10 +156,10 @@ def pick_device(name: str) -> torch.device:
         device.type == "cpu" or torch.cuda.is_available(),
         f"engine.device is {name!r}, but this machine has no usable GPU; use cpu or auto.",
     )
-    if device.type == "cuda":
+    if device.index is not None and device.type == "cuda":
         count = torch.cuda.device_count()
         check(
-            (device.index or 0) < count,
+            device.index < count,
             f"engine.device is {name!r}, but this machine has only {count} GPUs.",
         )
         torch.cuda.set_device(device)
