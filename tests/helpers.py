@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from fedsieve.methods import METHODS, contract, fedavg
 from fedsieve.methods.contract import Method
 from fedsieve.methods.fedavg import Down, Up
 from fedsieve.recipe import Recipe, recipe_from_table
+from fedsieve.scenes import Scene, SceneConfig, fingerprint_of
 from fedsieve.simulate.directory import METRICS, MODEL, read_lines
 from fedsieve.types import Metrics, Shard, Streams, Weights
 
@@ -171,3 +173,17 @@ def assert_same_weights(one: Weights, other: Weights) -> None:
     assert set(one) == set(other)
     for name in one:
         assert same_bits(one[name], other[name]), name
+
+
+def hand_made_scene(clients: tuple[np.ndarray, ...], given: np.ndarray, true: np.ndarray) -> Scene:
+    """A scene whose clients, given labels and truth a test has written down."""
+    return Scene(
+        clients=clients,
+        given=given.copy(),
+        levels=np.zeros(len(clients)),
+        kinds=("none",) * len(clients),
+        config=SceneConfig(clients=len(clients)),
+        seed=0,
+        num_classes=int(true.max()) + 1,
+        fingerprint=fingerprint_of(true),
+    )

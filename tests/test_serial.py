@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsieve.errors import FedsieveError
-from fedsieve.serial import decode, encode, payload_bytes, tensors_of, to_device
+from fedsieve.serial import decode, encode, payload_bytes, to_device, values_of
 from helpers import same_bits
 
 DTYPES = (
@@ -186,7 +186,7 @@ def test_tensors_are_listed_with_their_paths() -> None:
         leaf=None,
         leaves=(),
     )
-    assert [name for name, _ in tensors_of(record)] == [
+    assert [name for name, _ in values_of(record)[0].items()] == [
         "weights.conv.weight",
         "weights.bias",
         "by_client.7.tensor",
@@ -245,7 +245,7 @@ def test_to_device_moves_every_tensor_and_keeps_the_rest() -> None:
     )
     moved = to_device(record, torch.device("meta"))
     assert isinstance(moved, Tree)
-    assert {name: (t.device.type, t.shape) for name, t in tensors_of(moved)} == {
+    assert {name: (t.device.type, t.shape) for name, t in values_of(moved)[0].items()} == {
         "weights.w": ("meta", (3,)),
         "by_client.1.tensor": ("meta", (2,)),
         "pair.1": ("meta", (1,)),

@@ -57,16 +57,11 @@ def decode(cls: type[T], blob: bytes) -> T:
     return record
 
 
-def tensors_of(record: object) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor inside `record` with its path, e.g. `weights.conv1.weight`."""
+def values_of(record: object) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Every tensor and every other number inside `record`, by path, in one pass."""
     tensors: dict[str, Tensor] = {}
-    _strip(record, "", tensors)
-    yield from tensors.items()
-
-
-def numbers_of(record: object) -> Iterator[tuple[str, float]]:
-    """Every number inside `record` that is no tensor, with its path."""
-    yield from _numbers(_strip(record, "", {}), "")
+    skeleton = _strip(record, "", tensors)
+    return tensors, dict(_numbers(skeleton, ""))
 
 
 def payload_bytes(record: object) -> int:

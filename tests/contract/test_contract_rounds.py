@@ -10,7 +10,7 @@ import torch
 from contract_stage import Stage, federate, shard_of, stage_of
 
 from fedsieve.methods.contract import Method
-from fedsieve.serial import decode, encode, tensors_of
+from fedsieve.serial import decode, encode, values_of
 from fedsieve.simulate.world import first_unusable
 from fedsieve.types import SERVER, Shard, Streams
 from helpers import assert_same_weights
@@ -99,7 +99,7 @@ def test_no_image_and_no_label_leaves_a_site(method: Method) -> None:
     stage = stage_of(method)
     for client, result in federate(stage).results.items():
         labels = stage.world.shard(client).labels
-        for name, tensor in tensors_of(result.up):
+        for name, tensor in values_of(result.up)[0].items():
             assert tensor.dtype != torch.uint8, f"{name} looks like images"
             is_label = tensor.shape == labels.shape and torch.equal(tensor.long(), labels)
             assert not is_label, f"{name} is the labels"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ def some_images(seed: int, n: int, side: int = 16) -> Tensor:
     return torch.from_numpy(pixels)
 
 
-class Threads:
+class Threads(ABC):
     """Runs one function per client side by side and keeps what it returns or raises."""
 
     def __init__(self, together: ViewsTogether, count: int) -> None:
@@ -28,8 +29,9 @@ class Threads:
         self.barrier = threading.Barrier(count)
         self.count = count
 
+    @abstractmethod
     def client(self, k: int) -> Tensor:
-        raise NotImplementedError
+        """What the thread of client k does."""
 
     def work(self, k: int) -> None:
         with self.together.preparing():

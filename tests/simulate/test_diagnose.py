@@ -14,8 +14,6 @@ from torch import Tensor
 
 from fedsieve.methods import fedavg
 from fedsieve.methods.contract import Sieved
-from fedsieve.scenes import Scene, SceneConfig
-from fedsieve.scenes.scene import fingerprint_of
 from fedsieve.simulate.diagnose import (
     Truth,
     auroc,
@@ -27,6 +25,7 @@ from fedsieve.simulate.diagnose import (
     refined_labels,
     sieved_labels,
 )
+from helpers import hand_made_scene
 
 TRUE = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
 GIVEN = np.array([0, 1, 2, 1, 1, 0, 2, 1, 1, 0])
@@ -36,16 +35,7 @@ HELD = (np.array([9, 3, 0, 1]), np.array([5, 2]), np.array([8, 6, 7, 4]))
 
 
 def truth() -> Truth:
-    scene = Scene(
-        clients=HELD,
-        given=GIVEN.copy(),
-        levels=np.zeros(3),
-        kinds=("none",) * 3,
-        config=SceneConfig(clients=3),
-        seed=0,
-        num_classes=3,
-        fingerprint=fingerprint_of(TRUE),
-    )
+    scene = hand_made_scene(HELD, GIVEN, TRUE)
     return Truth.of(scene, TRUE)
 
 

@@ -18,8 +18,7 @@ from fedsieve.data.sources.digits import load_digits
 from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError
 from fedsieve.recipe import EngineConfig
-from fedsieve.scenes import Scene, SceneConfig, load_scene
-from fedsieve.scenes.scene import fingerprint_of
+from fedsieve.scenes import load_scene
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.diagnose import Truth
 from fedsieve.simulate.directory import read_lines
@@ -27,7 +26,7 @@ from fedsieve.simulate.memorise import Tally, memorisation
 from fedsieve.simulate.run import run
 from fedsieve.simulate.world import World, make_setup
 from fedsieve.types import Outputs, Weights, rng_for
-from helpers import final_bytes, tiny_recipe, with_engine
+from helpers import final_bytes, hand_made_scene, tiny_recipe, with_engine
 
 METRICS = ("memorised", "memorised_of_all", "noisy_accuracy", "clean_accuracy")
 
@@ -102,16 +101,7 @@ HELD = (np.array([9, 3, 0, 1]), np.array([], dtype=np.int64), np.array([5, 2, 8,
 
 
 def world_and_truth() -> tuple[World, Truth]:
-    scene = Scene(
-        clients=HELD,
-        given=GIVEN.copy(),
-        levels=np.zeros(3),
-        kinds=("none",) * 3,
-        config=SceneConfig(clients=3),
-        seed=0,
-        num_classes=3,
-        fingerprint=fingerprint_of(TRUE),
-    )
+    scene = hand_made_scene(HELD, GIVEN, TRUE)
     images = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1)
     labels = torch.tensor(GIVEN)
     world = World(images, labels, images, labels, [held.copy() for held in HELD], 3)

@@ -20,7 +20,7 @@ from fedsieve.models import ModelConfig, build_model
 from fedsieve.models.weights import read_weights
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import Scene
-from fedsieve.serial import numbers_of, tensors_of
+from fedsieve.serial import values_of
 from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
 
 
@@ -117,10 +117,11 @@ def run_client(recipe: Recipe, world: World, bench: Bench, round: int, job: Job)
 
 def first_unusable(up: Any) -> str | None:
     """The name of the first value of `up` that is or holds NaN or infinity, or None."""
-    for name, number in numbers_of(up):
+    tensors, numbers = values_of(up)
+    for name, number in numbers.items():
         if not math.isfinite(number):
             return name
-    floats = [(name, t) for name, t in tensors_of(up) if t.is_floating_point()]
+    floats = [(name, t) for name, t in tensors.items() if t.is_floating_point()]
     if not floats:
         return None
     sums = torch.stack([t.detach().sum(dtype=torch.float64) for _, t in floats])
