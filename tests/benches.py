@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from fedsieve.data.views import view_set
 from fedsieve.local.bench import EagerBench, Setup
-from fedsieve.local.plan import Batch, Net, Plan, Sgd
+from fedsieve.local.plan import Batch, Fitted, Net, Plan, Sgd
 from fedsieve.models import ModelConfig, build_model
 from fedsieve.types import Outputs, Streams, Weights
 
@@ -113,3 +114,33 @@ def plan_of(
         "rng": Streams(11, 4, 2),
     }
     return Plan(**(values | changes))
+
+
+@dataclass
+class RecordingBench:
+    """An eager bench that remembers what it was asked to do, and what came out."""
+
+    inner: EagerBench
+    plans: list[Plan] = field(default_factory=list)
+    fitted: list[Fitted] = field(default_factory=list)
+    views: list[str] = field(default_factory=list)
+
+    @property
+    def sgd(self) -> Sgd:
+        return self.inner.sgd
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        return self.inner.trainable
+
+    def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
+        self.views.append(name)
+        return self.inner.view(name, images, rng)
+
+    def forward(self, weights: Weights, images: Tensor) -> Outputs:
+        return self.inner.forward(weights, images)
+
+    def fit(self, plan: Plan) -> Fitted:
+        self.plans.append(plan)
+        self.fitted.append(self.inner.fit(plan))
+        return self.fitted[-1]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Mapping
@@ -119,3 +122,19 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 def _expect(ok: bool, path: str, kind: str, value: Any, end: str = ".") -> None:
     if not ok:
         raise FedsieveError(f"{path} must be {kind}, not {value!r}{end}")
+
+
+def field_docs(cls: type[Any]) -> dict[str, str]:
+    """Field → the string below it in the source of the class or of a base."""
+    docs: dict[str, str] = {}
+    for base in reversed([c for c in cls.__mro__ if dataclasses.is_dataclass(c)]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in zip(definition.body, definition.body[1:], strict=False):
+            match statement, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(doc))),
+                ):
+                    docs[name] = " ".join(doc.split())
+    return docs

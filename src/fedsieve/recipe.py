@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from fedsieve.config import from_table, to_table, unknown_key
+from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError, check
 from fedsieve.local.bench import Precision
 from fedsieve.local.plan import Sgd
@@ -28,6 +30,30 @@ class DataConfig:
     """Name of a data source; `fedsieve data` lists them."""
     path: Path | None = None
     """Folder or file of the source; not needed for embedded ones."""
+    views: str | None = None
+    """Name of the view set that training augments images with. Left out: the source's own."""
+    mean: tuple[float, ...] | None = None
+    """What normalisation subtracts from each channel of pixels in [0, 1]. Left out, with `std`: the
+    source's own."""
+    std: tuple[float, ...] | None = None
+    """What normalisation then divides by (each above 0)."""
+
+    def __post_init__(self) -> None:
+        if self.views is not None:
+            view_set(self.views)
+        check(
+            (self.mean is None) == (self.std is None),
+            "Give data.mean and data.std together, or neither.",
+        )
+        values = (*(self.mean or ()), *(self.std or ()))
+        check(
+            all(map(math.isfinite, values)) and all(value > 0 for value in self.std or ()),
+            f"data.mean {self.mean} and data.std {self.std} cannot normalise images; give finite "
+            "numbers, each std above 0.",
+        )
+
+
+Slicing: TypeAlias = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +66,9 @@ class EngineConfig:
     """CPU worker processes; 0 starts one per core once a run turns out to be long."""
     slots: int = 10
     """Clients that train side by side on a GPU; 0 trains one after another without CUDA graphs."""
+    slices: Slicing = "auto"
+    """Give every slot multiprocessors of its own: "always", "never", or "auto": where clients are
+    about equally large and the GPU can do it."""
     compile: bool = True
     """Compile the model's training step on a GPU."""
     checkpoint_rounds: int = 50
@@ -48,6 +77,9 @@ class EngineConfig:
     """Checkpoint at least every so many seconds (at the end of a round)."""
     stop_after_minutes: float | None = None
     """Checkpoint and stop a run after this time; the same command goes on."""
+    stop_after_rounds: int | None = None
+    """Checkpoint and stop a run when it has done so many rounds in all: where other runs are to
+    fork off (`fedsieve run … --fork`)."""
     client_memory_mb: int = 0
     """Client states kept in memory (on the GPU, where one is used) before they spill to disk; 0 is
     2 GiB, or half of the GPU's free memory."""
@@ -61,6 +93,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check(self.workers >= 0, f"engine.workers must be at least 0, not {self.workers}.")
         check(self.slots >= 0, f"engine.slots must be at least 0, not {self.slots}.")
+        check(
+            self.slices in get_args(Slicing),
+            f"engine.slices must be one of {', '.join(get_args(Slicing))}, not {self.slices!r}.",
+        )
         check(
             self.checkpoint_rounds >= 1,
             f"engine.checkpoint_rounds must be at least 1, not {self.checkpoint_rounds}.",
@@ -76,6 +112,10 @@ class EngineConfig:
         check(
             self.stop_after_minutes is None or self.stop_after_minutes >= 0,
             f"engine.stop_after_minutes must be at least 0, not {self.stop_after_minutes}.",
+        )
+        check(
+            self.stop_after_rounds is None or self.stop_after_rounds >= 1,
+            f"engine.stop_after_rounds must be at least 1, not {self.stop_after_rounds}.",
         )
         check(
             self.client_memory_mb >= 0,

@@ -31,10 +31,9 @@ _SKELETON = "skeleton"
 
 def encode(record: object) -> bytes:
     """`record` as one safetensors blob; tensors come to the host, numbers keep all their bits."""
-    tensors: dict[str, Tensor] = {}
-    skeleton = _strip(record, "", tensors)
+    skeleton, tensors = take_apart(record)
     host = {name: t.detach().to("cpu").contiguous() for name, t in _unshared(tensors).items()}
-    return safetensors.torch.save(host, {_SKELETON: json.dumps(skeleton)})
+    return safetensors.torch.save(host, {_SKELETON: skeleton})
 
 
 def decode(cls: type[T], blob: bytes) -> T:
@@ -43,7 +42,7 @@ def decode(cls: type[T], blob: bytes) -> T:
         tensors = safetensors.torch.load(blob)
         (header_size,) = struct.unpack("<Q", blob[:8])
         header = json.loads(blob[8 : 8 + header_size])
-        skeleton = json.loads(header["__metadata__"][_SKELETON])
+        skeleton = header["__metadata__"][_SKELETON]
     except (
         safetensors.SafetensorError,
         struct.error,
@@ -53,7 +52,23 @@ def decode(cls: type[T], blob: bytes) -> T:
         RecursionError,
     ) as error:
         raise FedsieveError(f"These bytes are not a {cls.__name__} record: {error}.") from None
-    record: T = _build(cls, skeleton, cls.__name__, tensors)
+    return put_together(cls, skeleton, tensors)
+
+
+def take_apart(record: object) -> tuple[str, dict[str, Tensor]]:
+    """The JSON skeleton of `record`, and its tensors by path."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = _strip(record, "", tensors)
+    return json.dumps(skeleton), tensors
+
+
+def put_together(cls: type[T], skeleton: str, tensors: Mapping[str, Tensor]) -> T:
+    """The record of class `cls` that `take_apart` took apart."""
+    try:
+        parsed = json.loads(skeleton)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FedsieveError(f"These bytes are not a {cls.__name__} record: {error}.") from None
+    record: T = _build(cls, parsed, cls.__name__, tensors)
     return record
 
 
@@ -153,7 +168,7 @@ def _field_types(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _build(hint: Any, skeleton: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def _build(hint: Any, skeleton: Any, path: str, tensors: Mapping[str, Tensor]) -> Any:
     """The value of type `hint` at `path`, from its skeleton and the tensors below that path."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     inner = path.partition(".")[2]  # tensors are named without the class name that leads the path

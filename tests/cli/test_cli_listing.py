@@ -174,7 +174,7 @@ def test_a_terminal_shows_the_bytes(monkeypatch, capsys):
         (["get"], "Give a name: fedsieve data get NAME"),
         (["get", "digits"], "digits needs no download"),
         (["get", "nope"], "There is no source 'nope' to download"),
-        (["info", "nope"], "There is no source 'nope'"),
+        (["info", "nope"], "There is neither a source 'nope' nor a folder"),
         (["info", "cifar10"], "cifar10 is not in data"),
     ],
 )

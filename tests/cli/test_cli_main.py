@@ -27,7 +27,7 @@ def test_version(cli):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("runn", "did you mean 'run'?"), ("xyzzy", "choose one of run, table")]
+    ("word", "hint"), [("runn", "did you mean 'run'?"), ("xyzzy", "choose one of run, audit")]
 )
 def test_unknown_command(word, hint, cli):
     answer = cli(word)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from fedsieve.cli.options import (
     POSITIONAL,
     class_doc,
-    field_docs,
     like,
     metavar,
     nearest_option,
@@ -23,6 +22,7 @@ from fedsieve.cli.options import (
     text_of,
     value_of,
 )
+from fedsieve.config import field_docs
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Sgd
 from fedsieve.methods import METHODS

@@ -13,7 +13,6 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsieve.cli.results import Outcome, arrange, flat, once_per_seed, score_of
 from fedsieve.cli.table import (
     csv_text,
     escape_csv,
@@ -22,6 +21,7 @@ from fedsieve.cli.table import (
     latex,
     markdown,
 )
+from fedsieve.simulate.results import Outcome, arrange, flat, once_per_seed, score_of
 
 
 def config(method="fedavg", seed=1, noise=None, **top):

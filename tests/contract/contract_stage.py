@@ -18,7 +18,11 @@ from fedsieve.simulate.world import Job, Result, World, initial_weights, make_se
 from fedsieve.types import SERVER, Shard, Streams
 from helpers import few_digits, tiny_recipe
 
-QUICK: Mapping[str, Mapping[str, Any]] = {"fedgr": {"warmup_rounds": 1}}
+QUICK: Mapping[str, Mapping[str, Any]] = {
+    "fedgr": {"warmup_rounds": 1},
+    "fedes": {"pretrain_rounds": 2},
+    "feddiv": {"warmup_passes": 0},  # a pass of its warm-up is as many rounds as there are clients
+}
 """Settings with which three short rounds see all phases of a method; others need none."""
 
 

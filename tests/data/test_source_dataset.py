@@ -107,7 +107,7 @@ def test_channel_statistics_are_those_of_numpy() -> None:
 
 def test_the_registry_describes_each_source_in_one_line() -> None:
     names = {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "clothing1m", "npz"}
-    assert set(SOURCES) == names
+    assert set(SOURCES) == names | {"folder", "table", "sites"}
     for source in SOURCES.values():
         assert source.description
         assert "\n" not in source.description

@@ -19,6 +19,7 @@ from fedsieve.data.views import (
     CentreCrop,
     Chain,
     Raw,
+    Resize,
     Rotate,
     SimClr,
     Strong,
@@ -35,6 +36,7 @@ from fedsieve.errors import FedsieveError
 VIEWS = [
     Raw(),
     CentreCrop(5),
+    Resize(6),
     Weak(),
     Weak(padding=0, flip=False, rotate=20.0),
     Weak(padding=0, size=6),
@@ -109,6 +111,16 @@ def test_raw_is_the_identity_and_centre_crop_the_middle() -> None:
     rng = np.random.default_rng(0)
     assert torch.equal(Raw()(images, rng), images)
     assert torch.equal(CentreCrop(5)(images, rng), images[:, :, 2:7, 3:8])
+
+
+@pytest.mark.parametrize("side", [5, 12, 20])
+def test_resize_is_pillows(side: int) -> None:
+    images = noise(3, 3, 9, 12)
+    for image, made in zip(images, Resize(side)(images, np.random.default_rng(0)), strict=True):
+        pillow = Image.fromarray(image.permute(1, 2, 0).numpy())
+        bilinear = Image.Resampling.BILINEAR
+        expected = pillow.resize((side, 9), bilinear).resize((side, side), bilinear)
+        assert np.array_equal(made.permute(1, 2, 0).numpy(), np.asarray(expected))
 
 
 @settings(max_examples=40, deadline=None)
@@ -322,6 +334,7 @@ def test_chain_gives_each_view_its_own_numbers() -> None:
         (lambda: StrongResized(8, cutout=-0.1), "cutout"),
         (lambda: Rotate(181.0), "degrees"),
         (lambda: CentreCrop(0), "size"),
+        (lambda: Resize(0), "size"),
         (lambda: SimClr(brightness=-0.1), "brightness"),
         (lambda: SimClr(hue=0.6), "hue"),
         (lambda: SimClr(jitter=1.1), "jitter"),

@@ -10,10 +10,12 @@ from fedsieve.data.views import (
     CentreCrop,
     Chain,
     Raw,
+    Resize,
     Rotate,
     SimClr,
     Strong,
     StrongResized,
+    View,
     ViewSet,
     Weak,
     view_set,
@@ -52,6 +54,37 @@ def test_figures_are_never_mirrored(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "aug"), [("fedlsr-mnist", Rotate(30.0)), ("fedlsr-cifar10", SimClr())]
+)
+def test_fedlsr_trains_on_images_as_they_are_and_a_distorted_copy(name: str, aug: View) -> None:
+    assert view_set(name) == ViewSet(raw=Raw(), weak=Raw(), strong=Raw(), aug=aug)
+
+
+def test_fedlsr_resizes_photographs_without_cutting() -> None:
+    whole = Resize(224)
+    aug = Chain((whole, SimClr()))
+    assert view_set("fedlsr-clothing1m") == ViewSet(raw=whole, weak=whole, strong=whole, aug=aug)
+
+
+def test_single_augmentations_are_for_plain_training_only() -> None:
+    weak: dict[str, View] = {f"rotate{d}": Rotate(float(d)) for d in (5, 15, 30)}
+    weak["flip"] = Weak(padding=0, flip=True)
+    for name, view in weak.items():
+        assert view_set(name) == ViewSet(weak=view)
+
+
+def test_the_flip_set_mirrors_half_of_the_images_and_does_nothing_else() -> None:
+    images = torch.from_numpy(
+        np.random.default_rng(0).integers(0, 256, (400, 1, 5, 5), dtype=np.uint8)
+    )
+    made = view_set("flip").weak(images, np.random.default_rng(1))
+    mirrored = (made == images.flip(3)).flatten(1).all(dim=1)
+    kept = (made == images).flatten(1).all(dim=1)
+    assert bool((mirrored ^ kept).all())
+    assert 160 < int(mirrored.sum()) < 240  # four standard deviations of Binomial(400, 1/2)
+
+
+@pytest.mark.parametrize(
     ("name", "shape", "side"),
     [
         ("cifar10", (3, 32, 32), 32),
@@ -60,6 +93,11 @@ def test_figures_are_never_mirrored(name: str) -> None:
         ("digits", (1, 8, 8), 8),
         ("clothing1m", (3, 256, 256), 224),
         ("plain", (3, 7, 7), 7),
+        ("fedlsr-mnist", (1, 28, 28), 28),
+        ("fedlsr-cifar10", (3, 32, 32), 32),
+        ("fedlsr-clothing1m", (3, 256, 256), 224),
+        ("flip", (3, 32, 32), 32),
+        ("rotate5", (1, 28, 28), 28),
     ],
 )
 def test_each_set_fits_its_images(name: str, shape: tuple[int, int, int], side: int) -> None:

@@ -22,7 +22,7 @@ from benches import (
 )
 from fedsieve.data.sources.digits import load_digits
 from fedsieve.data.views import view_set
-from fedsieve.local.plan import Batch, Ema, Net, Sgd
+from fedsieve.local.plan import Batch, Ema, Net, Sgd, count_steps
 from fedsieve.types import Outputs, rng_for
 from helpers import assert_same_weights, same_bits
 
@@ -114,6 +114,53 @@ def test_three_steps_of_momentum_and_weight_decay(momentum: float, decay: float)
     assert fitted.loss == pytest.approx(np.mean(losses), rel=1e-5)
     for name, expected in zip(("layer.weight", "layer.bias"), w, strict=True):
         np.testing.assert_allclose(fitted.weights[0][name].numpy(), expected, atol=1e-6)
+
+
+def test_a_scaled_update_scales_gradient_decay_and_momentum() -> None:
+    """u = s ⊙ (∇F + λw), v ← m·v + u from v = 0, w ← w − η·v; the bias has no entry."""
+    images, labels = images_of(6), labels_of(6)
+    start = weights_of(Linear, 1)
+    sgd = Sgd(epochs=3, batch_size=6, lr=0.2, momentum=0.5, weight_decay=0.1)
+    scale = np.array([[1.0, 0.0, 0.3, 2.0], [0.0, 0.0, 1.0, 0.5], [0.7, 1.0, 0.0, 0.0]])
+    entries = {"layer.weight": torch.from_numpy(scale).float()}
+    fitted = bench_of(Linear, sgd).fit(plan_of(start, images, labels, sgd, update_scale=entries))
+
+    x = (images.numpy().reshape(6, 4) / 255 - 0.25) / 0.5
+    w = [start[name].numpy().astype(np.float64) for name in ("layer.weight", "layer.bias")]
+    v = [np.zeros_like(tensor) for tensor in w]
+    for _ in range(3):
+        gradient = cross_entropy_gradient(w[0], w[1], x, labels.numpy())
+        u = [s * (g + 0.1 * wi) for s, g, wi in zip((scale, 1.0), gradient, w, strict=True)]
+        v = [0.5 * vi + ui for vi, ui in zip(v, u, strict=True)]
+        w = [wi - 0.2 * vi for wi, vi in zip(w, v, strict=True)]
+    for name, expected in zip(("layer.weight", "layer.bias"), w, strict=True):
+        np.testing.assert_allclose(fitted.weights[0][name].numpy(), expected, atol=1e-6)
+    kept = torch.from_numpy(scale) == 0
+    assert same_bits(fitted.weights[0]["layer.weight"][kept], start["layer.weight"][kept])
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_scale_of_zero_keeps_every_parameter_and_one_changes_nothing(models: int) -> None:
+    """Scales that broadcast; BatchNorm's statistics are no parameters and go on."""
+    images, labels = images_of(9), labels_of(9)
+    starts = [weights_of(Normalised, seed) for seed in range(models)]
+    sgd = Sgd(epochs=2, batch_size=3, lr=0.1, momentum=0.9, weight_decay=0.01)
+    bench = bench_of(Normalised, sgd)
+    loss = both if models == 2 else mean_cross_entropy
+
+    def fit(**changes: object) -> tuple[dict[str, Tensor], ...]:
+        fitted = bench.fit(plan_of(starts, images, labels, sgd, loss=loss, **changes))
+        return tuple(dict(weights) for weights in fitted.weights)
+
+    trainable = [name for name, _ in Normalised().named_parameters()]
+    frozen = fit(update_scale={name: torch.zeros(()) for name in trainable})
+    for start, weights in zip(starts, frozen, strict=True):
+        assert_same_weights({n: weights[n] for n in trainable}, {n: start[n] for n in trainable})
+        assert not torch.equal(weights["norm.running_mean"], start["norm.running_mean"])
+    plain = fit()
+    for entries in ({}, {"layer.weight": torch.ones(1, 4), "norm.bias": torch.ones(())}):
+        for scaled_, expected in zip(fit(update_scale=entries), plain, strict=True):
+            assert_same_weights(scaled_, expected)
 
 
 def test_momentum_starts_at_zero_in_every_round() -> None:
@@ -334,3 +381,45 @@ def test_constants_reach_the_loss_as_tensors(factor: float) -> None:
     for name, tensor in expected.weights[0].items():
         torch.testing.assert_close(got.weights[0][name], tensor, atol=1e-7, rtol=1e-6)
     assert bench.device == CPU
+
+
+# ------------------------------------------------------------------------------ values per step
+
+
+def scaled_by_step(batch: Batch, net: Net) -> Tensor:
+    PER_STEP.append((batch["factor"], batch["order"]))
+    return batch["factor"] * mean_cross_entropy(batch, net)
+
+
+PER_STEP: list[tuple[Tensor, Tensor]] = []
+
+
+def test_each_step_reads_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten samples in batches of 4, 4 and 2, twice; views are made for one epoch at a time."""
+    monkeypatch.setattr("fedsieve.local.plan.IMAGES_PER_DRAW", 10)
+    images, labels = images_of(10), labels_of(10)
+    sgd = Sgd(epochs=2, batch_size=4, lr=0.1)
+    steps = count_steps(10, sgd)
+    assert steps == 6
+    per_step = {
+        "factor": torch.tensor([1.0, 0.0, 0.5, 0.0, 0.0, 2.0]),
+        "order": torch.arange(24).view(6, 4),
+    }
+    start = weights_of(Linear, 1)
+    PER_STEP.clear()
+    plan = plan_of(start, images, labels, sgd, loss=scaled_by_step, per_step=per_step)
+    fitted = bench_of(Linear, sgd).fit(plan)
+    assert [float(factor) for factor, _ in PER_STEP] == [1.0, 0.0, 0.5, 0.0, 0.0, 2.0]
+    assert [order.tolist() for _, order in PER_STEP] == [
+        [*range(4 * t, 4 * t + 4)] for t in range(6)
+    ]
+    # Only steps 0, 2 and 5 move the weights, each with its factor as its learning rate.
+    rng = rng_for(11, 4, 2, "batches")
+    orders = [rng.permutation(10), rng.permutation(10)]
+    x = (images.numpy().reshape(10, 4) / 255 - 0.25) / 0.5
+    W, b = (start[name].numpy().astype(np.float64) for name in ("layer.weight", "layer.bias"))
+    for rows, factor in ((orders[0][:4], 1.0), (orders[0][8:], 0.5), (orders[1][8:], 2.0)):
+        dW, db = cross_entropy_gradient(W, b, x[rows], labels.numpy()[rows])
+        W, b = W - 0.1 * factor * dW, b - 0.1 * factor * db
+    np.testing.assert_allclose(fitted.weights[0]["layer.weight"].numpy(), W, atol=1e-6)
+    np.testing.assert_allclose(fitted.weights[0]["layer.bias"].numpy(), b, atol=1e-6)

@@ -9,101 +9,43 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from graph_stage import (
+    GENTLE,
+    a_plan,
+    a_setup,
+    assert_close,
+    both,
+    make_model,
+    needs_gpu,
+)
 from torch import Tensor
 
-from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError
-from fedsieve.local.bench import EagerBench, Setup
-from fedsieve.local.graph import GraphBench, Replica, flatten, loss_key, piece, update
-from fedsieve.local.plan import Batch, Ema, Fitted, Net, Plan, Sgd
+from fedsieve.local.bench import EagerBench
+from fedsieve.local.graph import (
+    GraphBench,
+    Replica,
+    flatten,
+    loss_key,
+    piece,
+    pieces,
+    program_key,
+    update,
+)
+from fedsieve.local.plan import Batch, Ema, Fitted, Net, Plan, Sgd, count_steps
 from fedsieve.losses import cross_entropy, kl
 from fedsieve.methods.fedavg import local_loss
 from fedsieve.models import ModelConfig, build_model
 from fedsieve.models.weights import read_weights
 from fedsieve.simulate.runners import set_gpu_arithmetic
-from fedsieve.types import Streams, Weights
+from fedsieve.types import Streams
 
 CUDA = pytest.mark.gpu
-GENTLE = Sgd(epochs=2, batch_size=16, lr=1e-3, momentum=0.5, weight_decay=5e-4)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def make_model(name: str = "resnet18", side: int = 16) -> torch.nn.Module:
-    config = ModelConfig(name=name, head="linear" if name == "cnn9" else "mlp")
-    return build_model(config, 3, side, side, 10, np.random.default_rng(0))
-
-
-def a_setup(name: str = "resnet18", side: int = 16, precision: str = "fp32") -> Setup:
-    return Setup(
-        partial(make_model, name, side),
-        view_set("cifar10"),
-        (0.5, 0.5, 0.5),
-        (0.25, 0.25, 0.25),
-        Sgd(),
-        precision,  # type: ignore[arg-type]
-    )
-
-
-def a_plan(n: int = 50, side: int = 16, **changes: object) -> Plan:
-    rng = np.random.default_rng(1)
-    device = torch.device("cuda")
-    plan = Plan(
-        start=[{k: v.to(device) for k, v in read_weights(make_model(side=side)).items()}],
-        images=torch.from_numpy(rng.integers(0, 256, (n, 3, side, side), dtype=np.uint8)).to(
-            device
-        ),
-        views={"x": "weak"},
-        columns={"label": torch.from_numpy(rng.integers(0, 10, n)).to(device)},
-        loss=local_loss,
-        sgd=GENTLE,
-        rng=Streams(3, 4, 5),
-    )
-    return replace(plan, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def exact() -> None:
     set_gpu_arithmetic("fp32")
-
-
-def both(plan: Plan, setup: Setup) -> tuple[Fitted, Fitted]:
-    device = torch.device("cuda")
-    eager = EagerBench(setup, device).fit(plan)
-    bench = GraphBench(setup, device, compile_model=False)
-    with torch.cuda.stream(bench.stream):
-        captured = bench.fit(plan)
-        again = bench.fit(plan)
-    torch.cuda.synchronize()
-    for name, tensor in captured.weights[0].items():
-        assert torch.equal(tensor, again.weights[0][name]), f"{name} differs when replayed"
-    return eager, captured
-
-
-def difference(start: Weights, one: Weights, other: Weights) -> float:
-    """How far two trainings from `start` lie apart, as a share of the way they went."""
-    assert set(start) == set(one) == set(other)
-    apart = sum(((one[n] - other[n]).double() ** 2).sum() for n in start)
-    way = sum(((other[n] - start[n]).double() ** 2).sum() for n in start)
-    return float((apart / way).sqrt())
-
-
-def assert_close(plan: Plan, eager: Fitted, captured: Fitted, tolerance: float = 5e-3) -> None:
-    """The same training up to rounding.
-
-    Rounding grows from step to step in a network with BatchNorm (two orders in a few steps at a
-    large learning rate), so the tests train gently, and the tolerance is a share of the way.
-    """
-    assert eager.steps == captured.steps
-    if eager.steps == 0:
-        assert all(torch.equal(captured.weights[0][n], w) for n, w in plan.start[0].items())
-        return
-    assert captured.loss == pytest.approx(eager.loss, rel=tolerance)
-    for start, mine, theirs in zip(plan.start, captured.weights, eager.weights, strict=True):
-        assert difference(start, mine, theirs) < tolerance
-    assert (eager.ema is None) == (captured.ema is None)
-    if eager.ema is not None and captured.ema is not None:
-        assert plan.ema is not None
-        assert difference(plan.ema.start, captured.ema, eager.ema) < tolerance
 
 
 @needs_gpu
@@ -171,6 +113,77 @@ def test_two_models(exact: None) -> None:
     assert_close(plan, *both(plan, a_setup()))
 
 
+def mixed_loss(batch: Batch, net: Net) -> Tensor:
+    """A MixUp whose pairs and shares come with the step, a smaller last batch included."""
+    x, label = batch["x"], batch["label"]
+    partner, share = torch.argsort(batch["keys"][: len(x)]), batch["share"]
+    logits = net(share * x + (1 - share) * x[partner]).logits
+    pairs = [(share, label), (1 - share, label[partner])]
+    return batch.mean(torch.stack([s * cross_entropy(logits, y) for s, y in pairs]).sum(dim=0))
+
+
+def assert_zero_scale_keeps(plan: Plan, fitted: Fitted) -> None:
+    for name, scale in (plan.update_scale or {}).items():
+        start, end = plan.start[0][name], fitted.weights[0][name]
+        kept = (scale == 0).expand(start.shape)
+        assert torch.equal(end[kept], start[kept]), name
+
+
+def stepped_plan(n: int, scale_seed: int | None, sgd: Sgd = GENTLE) -> Plan:
+    """Its values per step lie on the host, where a method draws them."""
+    rng = np.random.default_rng(n)
+    steps = count_steps(n, sgd)
+    plan = a_plan(
+        n,
+        sgd=sgd,
+        loss=mixed_loss,
+        per_step={
+            "keys": torch.from_numpy(rng.random((steps, sgd.batch_size))),
+            "share": torch.from_numpy(rng.random(steps)).float(),
+        },
+    )
+    if scale_seed is None:
+        return plan
+    parameters = dict(make_model().named_parameters())
+    generator = torch.Generator().manual_seed(scale_seed)
+    scale: dict[str, Tensor] = {
+        name: (torch.rand(p.shape, generator=generator) < 0.7).float().cuda() * 0.8
+        for i, (name, p) in enumerate(parameters.items())
+        if i % 4 != 3
+    }
+    scale[next(iter(scale))] = torch.zeros((), device="cuda")
+    return replace(plan, update_scale=scale)
+
+
+@needs_gpu
+@CUDA
+@pytest.mark.parametrize("tail", ["keep", "pad"])
+@pytest.mark.parametrize("scale_seed", [None, 1])
+def test_values_per_step_and_scaled_updates(
+    exact: None, tail: str, scale_seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsieve.local.plan.IMAGES_PER_DRAW", 60)  # one epoch at a time
+    plan = stepped_plan(50, scale_seed, replace(GENTLE, tail=tail))
+    eager, captured = both(plan, a_setup())
+    assert_close(plan, eager, captured)
+    assert_zero_scale_keeps(plan, eager)
+    assert_zero_scale_keeps(plan, captured)
+
+
+@needs_gpu
+@CUDA
+def test_scales_and_values_per_step_may_change_between_clients(exact: None) -> None:
+    """Clients with and without a scale, and of several sizes, take turns on one bench."""
+    setup, device = a_setup(), torch.device("cuda")
+    bench = GraphBench(setup, device, compile_model=False)
+    for n, seed in ((40, 1), (90, 2), (40, None), (33, 3), (40, 1)):
+        plan = stepped_plan(n, seed)
+        with torch.cuda.stream(bench.stream):
+            captured = bench.fit(plan)
+        torch.cuda.synchronize()
+        assert_close(plan, EagerBench(setup, device).fit(plan), captured)
+
+
 @needs_gpu
 @CUDA
 def test_clients_of_different_sizes_share_a_bench(exact: None) -> None:
@@ -210,14 +223,16 @@ def test_slots_in_threads_do_not_disturb_each_other(exact: None) -> None:
 @needs_gpu
 @CUDA
 @pytest.mark.parametrize("compiled", [False, True])
-def test_bf16_stays_near_the_eager_bf16(compiled: bool) -> None:
-    plan, device = a_plan(), torch.device("cuda")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_bf16_stays_near_the_eager_bf16(compiled: bool, scaled: bool) -> None:
+    plan, device = stepped_plan(50, 1) if scaled else a_plan(), torch.device("cuda")
     eager = EagerBench(a_setup(precision="bf16"), device).fit(plan)
     bench = GraphBench(a_setup(precision="bf16"), device, compile_model=compiled)
     with torch.cuda.stream(bench.stream):
         captured = bench.fit(plan)
     torch.cuda.synchronize()
     assert_close(plan, eager, captured, tolerance=0.2)
+    assert_zero_scale_keeps(plan, captured)
 
 
 @needs_gpu
@@ -294,11 +309,60 @@ def test_update_is_sgd_with_momentum_and_weight_decay() -> None:
     """g + λw = 3 + .1; v = .5·2 + 3.1 = 4.1; w = 1 − .01·4.1 = .959; e = .9·0 + .1·.959."""
     w, v, e = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([0.0])
     shadow = torch.zeros(1, dtype=torch.bfloat16)
-    update(w, v, torch.tensor([3.0]), shadow, e, 0.01, 0.5, 0.1, 0.9)
+    update(w, v, torch.tensor([3.0]), None, shadow, e, 0.01, 0.5, 0.1, 0.9)
     assert v.item() == pytest.approx(4.1)
     assert w.item() == pytest.approx(0.959)
     assert e.item() == pytest.approx(0.0959)
     assert shadow.item() == pytest.approx(0.959, rel=2**-8)
+
+
+def test_update_scales_gradient_and_decay_before_the_momentum() -> None:
+    """u = s·(g + λw) = .2·3.1 = .62 and 0; v = .5·2 + u; from v = 0, s = 0 keeps a weight."""
+    w, v = torch.tensor([1.0, 1.0, 0.1]), torch.tensor([2.0, 2.0, 0.0])
+    scale = torch.tensor([0.2, 0.0, 0.0])
+    update(w, v, torch.full((3,), 3.0), scale, None, None, 0.01, 0.5, 0.1, 0.0)
+    np.testing.assert_allclose(v.numpy(), [1.62, 1.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(w.numpy(), [1 - 0.0162, 0.99, 0.1], rtol=1e-6)
+    assert torch.equal(w[2], torch.tensor(0.1))
+
+
+def test_pieces_of_a_vector_go_by_the_names_of_a_replica() -> None:
+    replica = Replica(make_model("small"), "bf16", shadowed=True)
+    flat = torch.zeros_like(replica.flat)
+    for i, part in enumerate(pieces(flat, replica).values()):
+        part.fill_(i)
+    read = pieces(flat, replica)
+    assert list(read) == replica.names
+    assert all(bool((part == i).all()) for i, part in enumerate(read.values()))
+    assert {n: p.shape for n, p in read.items()} == {
+        n: p.shape for n, p in replica.parameters.items()
+    }
+
+
+def test_what_a_step_reads_is_part_of_a_programs_key() -> None:
+    plan = Plan(
+        start=[{"w": torch.zeros(1)}],
+        images=torch.zeros(4, 3, 2, 2, dtype=torch.uint8),
+        views={"x": "raw"},
+        columns={},
+        loss=local_loss,
+        sgd=Sgd(batch_size=2),
+        rng=Streams(0, 0, 0),
+    )
+    keys = [
+        program_key(replace(plan, **changes))  # type: ignore[arg-type]
+        for changes in (
+            {},
+            {"update_scale": {}},
+            {"per_step": {"lam": torch.zeros(2)}},
+            {"per_step": {"lam": torch.zeros(2, dtype=torch.int64)}},
+            {"per_step": {"lam": torch.zeros(2, 3)}},
+            {"per_step": {"mu": torch.zeros(2)}},
+        )
+    ]
+    assert len(set(keys)) == len(keys)
+    same = [replace(plan, update_scale={"w": torch.full((1,), s)}) for s in (0.0, 1.0)]
+    assert program_key(same[0]) == program_key(same[1]) == keys[1]
 
 
 def test_a_loss_is_known_by_its_function_and_arguments() -> None:
@@ -307,3 +371,25 @@ def test_a_loss_is_known_by_its_function_and_arguments() -> None:
     tensor = torch.zeros(1)
     with pytest.raises(FedsieveError, match="closure"):
         loss_key(lambda batch, net: tensor)
+
+
+@needs_gpu
+@CUDA
+def test_dropout_that_is_on_in_evaluation_too(exact: None) -> None:
+    config = ModelConfig(name="cnn9", always_on_dropout=True)
+    setup = replace(
+        a_setup("cnn9", 32),
+        make_model=partial(build_model, config, 3, 32, 32, 10, np.random.default_rng(0)),
+    )
+    device = torch.device("cuda")
+    plan = a_plan(side=32)
+    plan = replace(
+        plan, start=[{n: t.to(device) for n, t in read_weights(setup.make_model()).items()}]
+    )
+    bench, eager = GraphBench(setup, device, compile_model=False), EagerBench(setup, device)
+    with torch.cuda.stream(bench.stream):
+        weights, again = (bench.fit(plan).weights[0] for _ in range(2))
+        logits = bench.forward(weights, plan.images).logits
+    torch.cuda.synchronize()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    torch.testing.assert_close(logits, eager.forward(weights, plan.images).logits)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsieve.errors import FedsieveError
 from fedsieve.local import plan as plan_module
-from fedsieve.local.plan import Batch, Plan, Sgd, draws, schedule
+from fedsieve.local.plan import Batch, Plan, Sgd, count_steps, draws, schedule
 from fedsieve.types import Streams
 
 
@@ -53,8 +53,10 @@ def test_a_solver_that_cannot_work_is_refused(settings_: dict[str, float], sente
 def test_every_epoch_is_a_permutation_cut_into_batches(
     n: int, epochs: int, size: int, tail: str
 ) -> None:
-    steps = schedule(n, Sgd(epochs=epochs, batch_size=size, tail=tail), rng())  # type: ignore[arg-type]
+    sgd = Sgd(epochs=epochs, batch_size=size, tail=tail)  # type: ignore[arg-type]
+    steps = schedule(n, sgd, rng())
     assert len(steps) == len(steps.rows) == len(steps.epoch_of) == len(steps.padding)
+    assert len(steps) == count_steps(n, sgd)
     assert list(steps.epoch_of) == sorted(steps.epoch_of)
     orders = rng()
     for epoch in range(epochs):
@@ -97,6 +99,7 @@ def test_the_tail_of_an_epoch(n: int, tail: str, sizes: list[int], padding: list
     assert [len(rows) for rows in steps.rows] == sizes * 2
     assert list(steps.padding) == padding * 2
     assert list(steps.epoch_of) == [0] * len(sizes) + [1] * len(sizes)
+    assert count_steps(n, Sgd(epochs=2, batch_size=4, tail=tail)) == 2 * len(sizes)  # type: ignore[arg-type]
 
 
 def test_padding_repeats_the_first_samples_of_the_epoch() -> None:
@@ -180,3 +183,12 @@ def test_a_plan_checks_that_its_parts_meet() -> None:
         plan(start=[])
     with pytest.raises(AssertionError):
         plan(start=[{}, {}, {}])
+    twice = Sgd(epochs=2, batch_size=2)  # three samples: one step of two per epoch
+    assert len(plan(sgd=twice, per_step={"lam": torch.zeros(2, 5)}).per_step["lam"]) == 2
+    with pytest.raises(AssertionError, match="per_step lam: 3 rows for 2 steps"):
+        plan(sgd=twice, per_step={"lam": torch.zeros(3)})
+    for name in ("x", "label"):
+        with pytest.raises(AssertionError, match="share a name"):
+            plan(sgd=twice, per_step={name: torch.zeros(2)})
+    with pytest.raises(AssertionError, match=r"unknown parameters \['typo'\]"):
+        plan(start=[{"w": torch.zeros(1)}], update_scale={"typo": torch.zeros(1)})

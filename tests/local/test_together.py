@@ -12,12 +12,18 @@ import torch
 from torch import Tensor
 
 from fedsieve.data.views import Raw, Strong, View, Weak
-from fedsieve.local.together import ViewsTogether
+from fedsieve.local.together import ViewsTogether, Wish
 
 
 def some_images(seed: int, n: int, side: int = 16) -> Tensor:
     pixels = np.random.default_rng(seed).integers(0, 256, (n, 3, side, side), dtype=np.uint8)
     return torch.from_numpy(pixels)
+
+
+def view_of(
+    together: ViewsTogether, view: View, images: Tensor, rng: np.random.Generator
+) -> Tensor:
+    return together.ask({"it": Wish(view, images, rng, 1)}).result(timeout=10)["it"]
 
 
 class Threads(ABC):
@@ -55,9 +61,9 @@ class Mixed(Threads):
 
     def client(self, k: int) -> Tensor:
         images = some_images(k, 3 + k, 16 if k % 2 else 12)
-        made = self.together.view(Weak(), images, np.random.default_rng(100 + k))
+        made = view_of(self.together, Weak(), images, np.random.default_rng(100 + k))
         if k != 2:  # one client needs a single view, the others go on without it
-            made = self.together.view(Strong(), made, np.random.default_rng(200 + k))
+            made = view_of(self.together, Strong(), made, np.random.default_rng(200 + k))
         return made
 
 
@@ -79,7 +85,7 @@ def test_together_equals_alone(count: int) -> None:
 
 def test_without_other_threads_a_view_is_made_at_once() -> None:
     images = some_images(0, 4)
-    made = ViewsTogether().view(Raw(), images, np.random.default_rng(0))
+    made = view_of(ViewsTogether(), Raw(), images, np.random.default_rng(0))
     assert torch.equal(made, images)
 
 
@@ -94,7 +100,7 @@ class Broken(View):
 class OneBroken(Threads):
     def client(self, k: int) -> Tensor:
         view = Broken() if k == 0 else Weak()
-        return self.together.view(view, some_images(k, 2), np.random.default_rng(k))
+        return view_of(self.together, view, some_images(k, 2), np.random.default_rng(k))
 
 
 def test_an_error_reaches_those_who_asked_and_nobody_else() -> None:
@@ -109,7 +115,7 @@ class OneLeaves(Threads):
     def client(self, k: int) -> Tensor:
         if k == 0:
             raise RuntimeError("left without asking")
-        return self.together.view(Weak(), some_images(k, 2), np.random.default_rng(k))
+        return view_of(self.together, Weak(), some_images(k, 2), np.random.default_rng(k))
 
 
 def test_a_thread_that_leaves_does_not_keep_the_others_waiting() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benches import RecordingBench
 from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError
 from fedsieve.local.bench import EagerBench, Setup
-from fedsieve.local.plan import Batch, Fitted, Net, Plan, Sgd
+from fedsieve.local.plan import Batch, Net, Plan, Sgd
 from fedsieve.losses import cross_entropy
 from fedsieve.methods import fedgr
 from fedsieve.methods.contract import Federation
-from fedsieve.methods.fedgr import Client, Config, Down, Partition, Server, Up
+from fedsieve.methods.fedgr import Client, Config, Down, Partition, Partitions, Server, Up
 from fedsieve.models import ModelConfig, build_model, read_weights
-from fedsieve.serial import decode, encode
+from fedsieve.serial import decode, encode, values_of
 from fedsieve.types import SERVER, ClientId, Outputs, Shard, Streams, Weights
 
 CLASSES = 3
@@ -40,32 +41,6 @@ class NoFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Outputs:
         return Outputs(None, self.classify(x.flatten(1)))
-
-
-@dataclass
-class RecordingBench:
-    """An eager bench that remembers what it was asked to do."""
-
-    inner: EagerBench
-    plans: list[Plan] = field(default_factory=list)
-    fitted: list[Fitted] = field(default_factory=list)
-    views: list[str] = field(default_factory=list)
-
-    @property
-    def sgd(self) -> Sgd:
-        return self.inner.sgd
-
-    def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
-        self.views.append(name)
-        return self.inner.view(name, images, rng)
-
-    def forward(self, weights: Weights, images: Tensor) -> Outputs:
-        return self.inner.forward(weights, images)
-
-    def fit(self, plan: Plan) -> Fitted:
-        self.plans.append(plan)
-        self.fitted.append(self.inner.fit(plan))
-        return self.fitted[-1]
 
 
 def make_bench(sgd: Sgd = SGD, model: Any = make_model) -> RecordingBench:
@@ -477,7 +452,7 @@ def test_a_client_that_sieves_for_itself_uploads_no_losses_and_uses_its_own_fit_
     assert lesson.noise_ratio == client.partition.noise_ratio
     assert torch.equal(lesson.clean, client.partition.q >= 0.5)
     federation = Federation((24,), 1, 2, CLASSES)
-    server, metrics = fedgr.merge(cfg, Server(down.weights, federation, {}), 0, {1: up})
+    server, metrics = fedgr.merge(cfg, fedgr.init_server(cfg, down.weights, federation), 0, {1: up})
     assert server.partitions == {}
     assert metrics == {}
     frozen = replace(cfg, sieve_after_warmup=False)
@@ -533,10 +508,17 @@ def test_a_client_works_with_the_sieve_of_its_previous_participation() -> None:
     assert torch.equal(first.ids, shards[1].ids)  # its own samples only
     server = turn(server, 1, (2, 3))
     server = turn(server, 2, (0, 2))
-    assert fedgr.send(cfg, server, 3, 1).partition is first
-    assert set(fedgr.sieve(server)) == {0, 1, 2, 3}
-    assert fedgr.sieve(server)[1].p_clean is first.q
-    assert fedgr.sieve(server)[1].noise_rate == first.noise_ratio
+    same = fedgr.send(cfg, server, 3, 1).partition
+    assert same is not None
+    assert torch.equal(same.ids, first.ids)
+    assert torch.equal(same.q, first.q)
+    assert same.noise_ratio == first.noise_ratio
+    sieved = fedgr.sieve(server)
+    assert (set(sieved), len(sieved)) == ({0, 1, 2, 3}, 4)
+    p_clean = sieved[1].p_clean
+    assert p_clean is not None
+    assert torch.equal(p_clean, first.q)
+    assert sieved[1].noise_rate == first.noise_ratio
 
 
 def test_weights_are_averaged_by_samples_and_r_k_is_reported() -> None:
@@ -547,7 +529,7 @@ def test_weights_are_averaged_by_samples_and_r_k_is_reported() -> None:
         0: Up(w, 3, torch.arange(3), losses[:3]),
         1: Up(v, 1, torch.arange(3, 4), losses[3:]),
     }
-    server = Server(w, Federation((3, 1), 2, 4, 2), {})
+    server = fedgr.init_server(Config(), w, Federation((3, 1), 2, 4, 2))
     merged, metrics = fedgr.merge(Config(), server, 0, ups)
     assert float(merged.weights["w"]) == pytest.approx(1.0)
     assert float(merged.weights["bn.running_mean"]) == pytest.approx(8.0)
@@ -556,14 +538,58 @@ def test_weights_are_averaged_by_samples_and_r_k_is_reported() -> None:
     assert metrics["mixture_mean_noisy"] == pytest.approx(3.0, abs=1e-3)
 
 
+def partition_of(ids: list[int], q: list[float], noise_ratio: float) -> Partition:
+    return Partition(torch.tensor(ids), torch.tensor(q), noise_ratio)
+
+
+def test_each_client_has_a_place_among_all_partitions() -> None:
+    empty = Partitions.none((2, 0, 3))
+    assert (len(empty), dict(empty)) == (0, {})
+    first = empty.updated({2: partition_of([7, 5, 6], [0.1, 0.2, 0.3], 1.0)})
+    both = first.updated({0: partition_of([1, 0], [0.9, 0.8], 0.0)})
+    again = both.updated({2: partition_of([5, 7], [0.6, 0.7], 0.0)})
+    assert (list(first), list(both), list(again)) == ([2], [0, 2], [0, 2])
+    for partitions, q in ((first, [0.1, 0.2, 0.3]), (both, [0.1, 0.2, 0.3]), (again, [0.6, 0.7])):
+        assert torch.equal(partitions[2].q, torch.tensor(q)), "an update leaves the older ones be"
+    assert again[2].ids.tolist() == [5, 7]
+    assert again[0].ids.tolist() == [1, 0]
+    assert (both[2].noise_ratio, again[2].noise_ratio) == (1.0, 0.0)
+    for unknown in (1, 3, -1):
+        assert unknown not in again
+        assert again.get(unknown) is None
+    restored = decode(Partitions, encode(again))
+    assert list(restored) == [0, 2]
+    assert torch.equal(restored[2].q, again[2].q)
+
+
+def test_a_partition_must_fit_its_place() -> None:
+    partitions = Partitions.none((2, 3))
+    for client, room in enumerate((2, 3)):
+        with pytest.raises(FedsieveError, match=f"of 4 samples, but told of {room} before"):
+            partitions.updated({client: partition_of([1, 2, 3, 4], [0.5] * 4, 0.0)})
+
+
+def test_ten_thousand_partitions_are_two_tensors() -> None:
+    """And are sent one at a time: what a site gets is its own part."""
+    partitions = Partitions.none((3,) * 10_000)
+    tensors, _ = values_of(partitions)
+    assert {name: len(tensor) for name, tensor in tensors.items()} == {"ids": 30_000, "q": 30_000}
+    one = partitions.updated({9_999: partition_of([4, 5, 6], [0.5, 0.6, 0.7], 0.0)})
+    server = Server({}, Federation((3,) * 10_000, 1, 4, 2), one)
+    sent = fedgr.send(Config(), server, 1, 9_999).partition
+    assert sent is not None
+    assert sent.ids.tolist() == [4, 5, 6]
+    assert fedgr.send(Config(), server, 1, 9_998).partition is None
+
+
 def test_a_frozen_sieve_keeps_what_the_warm_up_left() -> None:
     cfg = Config(warmup_rounds=1, sieve_after_warmup=False)
     ups = {0: Up({"w": torch.zeros(1)}, 2, torch.arange(2), torch.tensor([0.1, 5.0]))}
-    server, _ = fedgr.merge(cfg, Server({}, Federation((2,), 1, 4, 2), {}), 0, ups)
-    kept = server.partitions[0]
+    server, _ = fedgr.merge(cfg, fedgr.init_server(cfg, {}, Federation((2,), 1, 4, 2)), 0, ups)
+    kept = server.partitions
     ups = {0: replace(ups[0], losses=torch.tensor([5.0, 0.1]))}
     server, metrics = fedgr.merge(cfg, server, 1, ups)
-    assert server.partitions[0] is kept
+    assert server.partitions is kept
     assert set(metrics) == {"noise_ratio"}
 
 
@@ -574,7 +600,7 @@ def test_clients_without_samples_change_nothing_and_no_client_is_refused() -> No
     after, up, metrics = fedgr.train(cfg, client, down, shard, make_bench(), Streams(1, 0, 0))
     assert after is client
     assert (up.samples, len(up.losses), metrics["loss"]) == (0, 0, 0.0)
-    server = Server(down.weights, Federation((0,), 1, 2, CLASSES), {})
+    server = fedgr.init_server(cfg, down.weights, Federation((0,), 1, 2, CLASSES))
     merged, numbers = fedgr.merge(cfg, server, 0, {0: up})
     assert merged.weights is down.weights
     assert (merged.partitions, numbers) == ({}, {})

@@ -85,3 +85,21 @@ def test_the_picture_of_another_scene_is_another_picture(tmp_path):
     # Three equal classes fill every cell; one class per client leaves two cells of three white.
     assert shades[0] < 0.05
     assert 0.4 < shades[1] < 0.9
+
+
+def test_where_no_truth_is_known_nothing_is_said_about_wrong_labels(tmp_path):
+    config = SceneConfig(clients=3, partition=Partition(kind="sites"))
+    scene = build_scene(config, TRUE, 3, 1, sites=SITES)
+    names = ("cat", r"$\frac{", "fish")  # to Matplotlib, half a formula
+    text = describe(scene, TRUE, names, truth_is_known=False)
+    assert "wrong labels  not known" in text
+    assert "true" not in text
+    assert "%" not in text.rpartition("most common class")[0]
+    assert text.splitlines()[-3].split() == ["0", "4", "1", "cat", "(100%)"]
+    heights = {}
+    for known in (True, False):
+        file = tmp_path / f"{known}.png"
+        picture(scene, TRUE, names, file, truth_is_known=known)
+        with Image.open(file) as image:
+            heights[known] = image.height
+    assert heights[True] - heights[False] == 240  # two inches of bars

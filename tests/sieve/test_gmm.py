@@ -1,16 +1,18 @@
 """The mixture against scikit-learn, against numbers by hand, and where there is nothing to fit."""
 
 import time
+import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
 from fedsieve.errors import FedsieveError
-from fedsieve.sieve.gmm import Mixture, clean_posterior, fit_mixture
+from fedsieve.sieve.gmm import Mixture, clean_posterior, fit_mixture, refit_mixture
 
 
 def losses(kind: str, n: int, seed: int) -> np.ndarray:
@@ -213,3 +215,75 @@ def test_ten_million_values_in_seconds() -> None:
     start = time.perf_counter()
     clean_posterior(fit_mixture(values), values)
     assert time.perf_counter() - start < 6
+
+
+# ------------------------------------------------------------------------------ from a given start
+
+
+def start_of(**changes: object) -> Mixture:
+    parts: dict[str, object] = {
+        "means": (1.0, 2.0),
+        "variances": (0.5, 1.5),
+        "shares": (0.6, 0.4),
+        "converged": True,
+        "iterations": 9,
+    }
+    return Mixture(**(parts | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_a_refit_takes_exactly_so_many_steps_of_sklearn(iterations: int) -> None:
+    """Each `fit` of a warm sklearn mixture with max_iter=1 is one E and one M step."""
+    values, start = losses("overlapping", 300, seed=3), start_of()
+    theirs = GaussianMixture(2, max_iter=1, tol=0, reg_covar=1e-6, warm_start=True)
+    theirs.means_ = np.array(start.means)[:, None]
+    theirs.covariances_ = np.array(start.variances)[:, None, None]
+    theirs.weights_ = np.array(start.shares)
+    theirs.precisions_cholesky_ = 1 / np.sqrt(theirs.covariances_)
+    theirs.converged_, theirs.lower_bound_ = True, -np.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for _ in range(iterations):
+            theirs.fit(values[:, None])
+    ours = refit_mixture(values, start, max_iter=iterations, tol=0, reg_covar=1e-6)
+    assert ours.iterations == iterations
+    assert not ours.converged
+    np.testing.assert_allclose(ours.means, theirs.means_[:, 0], rtol=1e-9)
+    np.testing.assert_allclose(ours.variances, theirs.covariances_[:, 0, 0], rtol=1e-9)
+    np.testing.assert_allclose(ours.shares, theirs.weights_, rtol=1e-9)
+
+
+def test_a_refit_from_the_fit_stays_there() -> None:
+    values = losses("normal", 500, seed=4)
+    fitted = fit_mixture(values, max_iter=500, tol=1e-12)
+    again = refit_mixture(values, fitted, max_iter=500, tol=1e-9)
+    assert again.converged
+    assert again.iterations <= 2
+    np.testing.assert_allclose(again.means, fitted.means, rtol=1e-6)
+
+
+def test_components_that_change_places_are_put_in_order() -> None:
+    """A narrow first component keeps the ten 0.45; the wide second one takes the rest, 20 zeros and
+    a 1, so that its mean falls to 1/21."""
+    values = np.array([0.0] * 20 + [0.45] * 10 + [1.0])
+    start = start_of(means=(0.45, 0.5), variances=(1e-4, 0.2), shares=(0.5, 0.5))
+    found = refit_mixture(values, start, max_iter=1, tol=0, reg_covar=1e-6)
+    assert found.means == pytest.approx((1 / 21, 0.45), abs=0.01)
+    assert found.shares == pytest.approx((21 / 31, 10 / 31), abs=0.01)
+    assert found.variances[0] > found.variances[1]
+
+
+@pytest.mark.parametrize("values", [[], [0.3], [0.7, 0.7]], ids=["none", "one", "equal"])
+def test_without_anything_to_separate_the_start_is_kept(values: list[float]) -> None:
+    start = start_of()
+    assert refit_mixture(np.array(values), start) == start_of(iterations=0)
+
+
+def test_a_component_without_values_leaves_the_start() -> None:
+    start = start_of(means=(0.5, 1e6), variances=(0.1, 0.1))
+    assert refit_mixture(np.array([0.4, 0.5, 0.6]), start).means == start.means
+
+
+def test_one_component_is_no_start() -> None:
+    with pytest.raises(FedsieveError, match="no start"):
+        refit_mixture(np.array([0.0, 1.0]), fit_mixture(np.array([1.0])))

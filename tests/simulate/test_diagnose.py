@@ -17,9 +17,11 @@ from fedsieve.methods.contract import Sieved
 from fedsieve.simulate.diagnose import (
     Truth,
     auroc,
+    beliefs,
     correlation,
     detection,
     diagnose,
+    drift,
     noise_estimates,
     per_client,
     refined_labels,
@@ -49,6 +51,7 @@ def sieved(rates: Mapping[int, float], p_clean: Mapping[int, list[float]]) -> di
 def test_the_truth_is_per_client_in_the_order_of_its_shard() -> None:
     known = truth()
     assert known.rates.tolist() == [0.25, 0.5, 0.5]
+    assert known.qualities == (0.75, 0.5, 0.5)
     assert known.wrong(0).tolist() == [False, True, False, False]
     assert known.wrong(1).tolist() == [True, False]
     assert known.wrong(2).tolist() == [True, True, False, False]
@@ -63,6 +66,7 @@ def test_detection_of_right_labels_by_hand() -> None:
     p = np.array([0.9, 0.5, 0.5, 0.4, 0.1])
     wrong = np.array([False, True, False, True, False])
     found = detection(p, wrong)
+    assert found["sieve_accuracy"] == pytest.approx(3 / 5), "0, 2 and 3 are judged rightly"
     assert found["sieve_precision"] == pytest.approx(2 / 3)
     assert found["sieve_recall"] == pytest.approx(2 / 3)
     assert found["sieve_f1"] == pytest.approx(2 / 3)
@@ -97,13 +101,15 @@ def test_noise_estimates_by_hand() -> None:
     Σ(e − 0.4)(t − 5/12) = (−0.3)(−1/6) + (−0.1)(1/12) + (0.4)(1/12) = 0.05 + 0.025 = 0.075,
     Σ(e − 0.4)² = 0.26, Σ(t − 5/12)² = 1/24, so r = 0.075/√(0.26/24).
     Ranks 1, 2, 3 and 1, 2.5, 2.5: Σ = 1·1 + 0·0.5 + 1·0.5 = 1.5, √(2·1.5), ρ = √3/2.
-    Errors 0.15, 0.2, 0.3.
+    Errors 0.15, 0.2, 0.3. Sizes 4, 2, 4 have the ranks 2.5, 1, 2.5: Σ = −1·0.5 + 0 + 1·0.5 = 0.
     """
     found = noise_estimates(sieved({0: 0.1, 1: 0.3, 2: 0.8}, {}), truth())
     assert found == {
         "noise_pearson": pytest.approx(0.075 / math.sqrt(0.26 / 24)),
         "noise_spearman": pytest.approx(math.sqrt(3) / 2),
         "noise_error": pytest.approx(0.65 / 3),
+        "noise_mse": pytest.approx((0.15**2 + 0.2**2 + 0.3**2) / 3),
+        "noise_size_spearman": pytest.approx(0.0),
     }
 
 
@@ -180,6 +186,35 @@ def test_refined_labels_limits() -> None:
     }
 
 
+def test_a_client_that_sieves_for_itself_is_heard_before_the_server() -> None:
+    """States are client ids; client 0 has an opinion of its own, client 1 only the server's."""
+    own = Sieved(0.5, torch.tensor([0.9, 0.2, 0.9, 0.2]))
+    method = replace(fedavg.METHOD, own_sieve=lambda client: own if client == 0 else None)
+    of_server = sieved({0: 0.1, 1: 0.4}, {0: [0.0] * 4})
+    assert beliefs(method, of_server, {0: 0, 1: 1, 2: 2}) == {0: own, 1: of_server[1]}
+    method = replace(method, sieve=lambda server: of_server)
+    found = diagnose(method, None, {0: 0}, truth())
+    # Wrong is [F T F F]; said clean [T F T F]: three of four are right.
+    assert found["sieve_accuracy"] == 0.75
+    assert found["sieve_precision"] == 1
+    assert found["noise_error"] == pytest.approx((0.15 + 0.1) / 2), "rates are the server's"
+
+
+def test_methods_leave_the_sieving_to_the_server_by_default() -> None:
+    assert beliefs(fedavg.METHOD, {}, {0: fedavg.Client()}) == {}
+
+
+def test_drift_is_the_mean_squared_way_over_trainable_parameters() -> None:
+    """‖(3, 4)‖² + 2² = 29 and 1² + 0 = 1; statistics do not count: mean 15."""
+    sent = {"w": torch.zeros(2), "b": torch.ones(1), "running_mean": torch.zeros(1)}
+    local = [
+        {"w": torch.tensor([3.0, 4.0]), "b": torch.tensor([3.0]), "running_mean": torch.ones(1)},
+        {"w": torch.tensor([0.0, -1.0]), "b": torch.ones(1), "running_mean": torch.ones(1)},
+    ]
+    assert drift(local, sent, ("w", "b")) == pytest.approx(15)
+    assert drift([sent], sent, ("w", "b")) == 0
+
+
 def test_diagnose_puts_both_together() -> None:
     method = replace(
         refining({1: [2, 2]}), sieve=lambda server: sieved({0: 0.25, 1: 0.5, 2: 0.5}, {})
@@ -189,6 +224,9 @@ def test_diagnose_puts_both_together() -> None:
         "noise_pearson": pytest.approx(1.0),
         "noise_spearman": pytest.approx(1.0),
         "noise_error": 0.0,
+        "noise_mse": 0.0,
+        # Ranks 1, 2.5, 2.5 and 2.5, 1, 2.5: Σ = −1·0.5 − 0.5·1 + 0.5·0.5 = −0.75, norms² 1.5, 1.5.
+        "noise_size_spearman": pytest.approx(-0.5),
         "refined_share": 1.0,
         "refined_accuracy": 1.0,
     }

@@ -121,6 +121,25 @@ def test_one_client_is_local_training(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], t) for name, t in result.up.weights.items())
 
 
+def test_drift_is_how_far_a_client_went_from_what_it_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client in one round: ‖w₁ − w₀‖² without BatchNorm's statistics; none if it is refused."""
+    recipe = tiny_recipe(rounds=1, clients_per_round=1)
+    run(recipe, tmp_path / "healthy")
+    model = make_setup(recipe, load_digits()).make_model()
+    found = final_weights(tmp_path / "healthy")
+    way = sum(
+        float((found[n] - p.detach()).double().square().sum()) for n, p in model.named_parameters()
+    )
+    (line,) = read_lines(tmp_path / "healthy" / "metrics.jsonl")
+    assert line["drift"] == pytest.approx(way, rel=1e-5)
+    monkeypatch.setitem(METHODS, "fedavg", poisoned(set(range(6)), math.nan))
+    run(recipe, tmp_path / "poisoned")
+    (line,) = read_lines(tmp_path / "poisoned" / "metrics.jsonl")
+    assert line["drift"] is None
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = run(tiny_recipe(), tmp_path)
 
@@ -266,12 +285,16 @@ def use_scene(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     monkeypatch.setattr(run_module, "scene_of", lambda recipe, data: scene)
 
 
+WITHOUT_WALK = {"feddiv": {"name": "feddiv", "warmup_passes": 0}}
+"""Methods whose first rounds ask one client each, without these rounds."""
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_clients_with_hardly_any_samples_do_not_stop_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """1, 2 and 5 samples, a batch being 64, and one client with one more than a batch."""
-    recipe = tiny_recipe(method, clients_per_round=6, rounds=2)
+    recipe = tiny_recipe(WITHOUT_WALK.get(method, method), clients_per_round=6, rounds=2)
     use_scene(monkeypatch, with_sizes(recipe, [1, 2, 5, 65, 100]))
     summary = run(recipe, tmp_path)
     lines = read_lines(tmp_path / "metrics.jsonl")
@@ -287,7 +310,7 @@ def test_a_client_without_samples_is_not_asked(
 ) -> None:
     data = replace(load_digits(), train_labels_are_noisy=True)
     monkeypatch.setattr(run_module, "load_data", lambda recipe: data)
-    recipe = tiny_recipe(method, clients_per_round=6, rounds=2)
+    recipe = tiny_recipe(WITHOUT_WALK.get(method, method), clients_per_round=6, rounds=2)
     use_scene(monkeypatch, with_sizes(recipe, [0, 500, 0, 500, 1]))
     run(recipe, tmp_path)
     lines = read_lines(tmp_path / "metrics.jsonl")

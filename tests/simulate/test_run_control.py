@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedsieve.errors import FedsieveError
 from fedsieve.local.bench import Setup
+from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
 from fedsieve.simulate import run as run_module
+from fedsieve.simulate.directory import METRICS, read_lines
 from fedsieve.simulate.run import RunInterruptedError, run
 from fedsieve.simulate.runners import InProcess
 from fedsieve.simulate.world import World
-from helpers import assert_same_run, tiny_recipe, with_engine
+from helpers import REMEMBERING, assert_same_run, tiny_recipe, with_engine
 
 
 class Watcher:
@@ -156,3 +161,59 @@ def test_the_runner_is_what_the_engine_asks_for(
     monkeypatch.setattr(run_module, "Workers", Spy)
     run(with_engine(tiny_recipe(rounds=1), workers=5), tmp_path)
     assert Spy.started == [5]
+
+
+def stopped_after(rounds: int, recipe: Recipe, folder: Path) -> None:
+    with pytest.raises(RunInterruptedError):
+        run(with_engine(recipe, stop_after_rounds=rounds), folder)
+
+
+def test_a_fork_with_the_same_settings_ends_as_the_run_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "remembering", REMEMBERING)
+    recipe = tiny_recipe("remembering")
+    run(recipe, tmp_path / "whole")
+    stopped_after(2, recipe, tmp_path / "trunk")
+    watcher = Watcher()
+    run(recipe, tmp_path / "fork", watcher, fork=tmp_path / "trunk")
+    assert (watcher.starts, watcher.rounds) == ([2], [2, 3])
+    assert_same_run(tmp_path / "whole", tmp_path / "fork")
+    record = json.loads((tmp_path / "fork" / "env.json").read_text())
+    assert record["forked_from"].endswith("trunk, round 2")
+
+
+def test_a_fork_goes_its_own_way_and_leaves_the_trunk_alone(tmp_path: Path) -> None:
+    gentle, harsh = (tiny_recipe({"name": "fedprox", "mu": mu}) for mu in (0.0, 5.0))
+    run(gentle, tmp_path / "gentle")
+    stopped_after(2, gentle, tmp_path / "trunk")
+    run(harsh, tmp_path / "harsh", fork=tmp_path / "trunk")
+    first, gentle_end, harsh_end = (
+        [line["client"]["loss"] for line in read_lines(tmp_path / name / METRICS)]
+        for name in ("trunk", "gentle", "harsh")
+    )
+    assert first == gentle_end[:2] == harsh_end[:2]
+    assert gentle_end[2:] != harsh_end[2:]
+    run(gentle, tmp_path / "trunk")  # goes on as if nobody had forked
+    assert_same_run(tmp_path / "gentle", tmp_path / "trunk")
+
+
+def test_a_fork_that_was_begun_goes_on_where_it_is(tmp_path: Path) -> None:
+    stopped_after(1, tiny_recipe(), tmp_path / "trunk")
+    hasty = with_engine(tiny_recipe(), stop_after_rounds=3)
+    with pytest.raises(RunInterruptedError):
+        run(hasty, tmp_path / "fork", fork=tmp_path / "trunk")
+    watcher = Watcher()
+    run(tiny_recipe(), tmp_path / "fork", watcher, fork=tmp_path / "trunk")
+    assert watcher.starts == [3]
+
+
+def test_a_fork_must_share_scene_model_and_method(tmp_path: Path) -> None:
+    stopped_after(1, tiny_recipe(), tmp_path / "trunk")
+    with pytest.raises(FedsieveError, match=r"is a run with seed = .* settings of the method only"):
+        run(replace(tiny_recipe(), seed=77), tmp_path / "fork", fork=tmp_path / "trunk")
+    with pytest.raises(FedsieveError, match=r"is a run with method.name = 'fedavg'"):
+        run(tiny_recipe({"name": "fedprox"}), tmp_path / "fork", fork=tmp_path / "trunk")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FedsieveError, match="has no checkpoint that a run could fork from"):
+        run(tiny_recipe(), tmp_path / "fork", fork=tmp_path / "empty")

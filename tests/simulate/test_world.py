@@ -230,7 +230,7 @@ def test_a_number_that_is_not_finite_makes_an_update_unusable() -> None:
         (torch.nn.Linear(2, 2), True),
         (torch.nn.Sequential(torch.nn.Dropout(0.5)), False),
         (Dropout2d(0.5, always_on=False), True),
-        (Dropout2d(0.5, always_on=True), False),
+        (Dropout2d(0.5, always_on=True), True),
     ],
 )
 def test_models_that_draw_on_their_own_are_not_captured(model: torch.nn.Module, fits: bool) -> None:

@@ -172,16 +172,18 @@ def run_flower(workload: Workload, rounds: int) -> Outcome:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     client_app, server_app = ClientApp(), ServerApp()
 
-    @client_app.train()  # type: ignore[untyped-decorator]
+    @client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
-        loop, config = _site(workload), message.content["config"]
-        client, round = int(config["client"]), int(config["round"])
-        loop.weights = message.content["arrays"].to_torch_state_dict()
+        loop, config = _site(workload), message.content.config_records["config"]
+        client, round = int(str(config["client"])), int(str(config["round"]))
+        loop.weights = message.content.array_records["arrays"].to_torch_state_dict()
         weights, samples = loop.train(client, workload.batches(round, client))
-        reply = {"arrays": ArrayRecord(weights), "metrics": MetricRecord({"num-examples": samples})}
-        return Message(content=RecordDict(reply), reply_to=message)
+        reply = RecordDict()
+        reply["arrays"] = ArrayRecord(weights)
+        reply["metrics"] = MetricRecord({"num-examples": samples})
+        return Message(content=reply, reply_to=message)
 
-    class OurClients(FedAvg):  # type: ignore[misc]
+    class OurClients(FedAvg):  # type: ignore[misc, unused-ignore]
         """FedAvg with the workload's clients: any node can stand for any of them."""
 
         def configure_train(
@@ -202,7 +204,7 @@ def run_flower(workload: Workload, rounds: int) -> Outcome:
     times: list[float] = []
     first: dict[str, torch.Tensor] = {}
 
-    @server_app.main()  # type: ignore[untyped-decorator]
+    @server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
         loop = bare_loop(workload)
 

@@ -15,12 +15,16 @@ from fedsieve.errors import FedsieveError
 
 COMMANDS = {
     "run": ("fedsieve.cli.run", "train a recipe (without one: the built-in demonstration)"),
+    "audit": ("fedsieve.cli.audit", "find wrong labels in your own images, and train on them"),
     "table": ("fedsieve.cli.table", "gather finished runs into a table: mean ± std over seeds"),
     "curves": ("fedsieve.cli.curves", "draw the accuracy of runs, round by round"),
+    "report": ("fedsieve.cli.report", "write a page on runs: accuracy, noise, suspects, traffic"),
     "methods": ("fedsieve.cli.methods", "list the methods, or one method's settings"),
     "recipes": ("fedsieve.cli.recipes", "list, show or copy the recipes that come with fedsieve"),
     "scene": ("fedsieve.cli.scene", "describe and draw who holds what, with which labels"),
     "data": ("fedsieve.cli.data", "list, download or describe data sets"),
+    "apply": ("fedsieve.cli.apply", "write a corrected copy of your data from verdicts"),
+    "deploy": ("fedsieve.cli.deploy", "run a federation on real machines: server and sites"),
     "bench": ("fedsieve.cli.bench", "measure speed and scale on this machine"),
 }
 """Command → the module that carries it out (imported only when asked for), and what it does."""

@@ -11,12 +11,12 @@ from fedsieve.cli.options import (
     POSITIONAL,
     class_doc,
     default_of,
-    field_docs,
     metavar,
     parse,
     text_of,
 )
 from fedsieve.cli.output import print_table
+from fedsieve.config import field_docs
 from fedsieve.methods import METHODS, method
 from fedsieve.methods.contract import Config
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-import inspect
-import textwrap
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 
 import tyro
 
-from fedsieve.config import from_table
+from fedsieve.config import field_docs, from_table
 from fedsieve.errors import FedsieveError, check
 
 T = TypeVar("T")
@@ -91,22 +89,6 @@ def class_doc(cls: type[Any]) -> str:
     """The docstring of a class; empty where it has none of its own."""
     doc = cls.__dict__.get("__doc__") or ""
     return "" if doc.startswith(f"{cls.__name__}(") else doc  # what dataclass writes by itself
-
-
-def field_docs(cls: type[Any]) -> dict[str, str]:
-    """Field → the string below it in the source of the class or of a base."""
-    docs: dict[str, str] = {}
-    for base in reversed([c for c in cls.__mro__ if dataclasses.is_dataclass(c)]):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(definition, ast.ClassDef)
-        for statement, following in zip(definition.body, definition.body[1:], strict=False):
-            match statement, following:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(doc))),
-                ):
-                    docs[name] = " ".join(doc.split())
-    return docs
 
 
 def default_of(member: dataclasses.Field[Any]) -> Any:

@@ -15,11 +15,11 @@ from fedsieve.cli.grid import read_command
 from fedsieve.cli.options import POSITIONAL
 from fedsieve.cli.output import print_table
 from fedsieve.cli.progress import watcher
-from fedsieve.cli.results import Arranged, Outcome, arrange, score_of
 from fedsieve.cli.table import score_text
 from fedsieve.errors import FedsieveError
 from fedsieve.recipe import recipe_table
 from fedsieve.simulate.directory import SUMMARY
+from fedsieve.simulate.results import Arranged, Outcome, arrange, score_of
 from fedsieve.simulate.run import LAST_ROUNDS, RunInterruptedError, run
 
 FILES = {
@@ -27,6 +27,7 @@ FILES = {
     "metrics.jsonl": "one line per round: accuracy, losses, diagnostics, seconds, bytes",
     "clients.jsonl": "one line per client and round",
     "model.safetensors": "the global model after the last round",
+    "findings.json": "what the run found out about its labels",
     "scene.safetensors": "who held what, with which labels",
     "config.toml": "every setting; `fedsieve run` takes it as a recipe",
     "env.json": "versions, hardware and command",
@@ -46,6 +47,9 @@ class RunOptions:
     hexadecimal digits that stand for the settings given here."""
     seeds: tuple[int, ...] = ()
     """Run everything once with each of these seeds."""
+    fork: Path | None = None
+    """Folder of a run to fork from: begin where it was saved last (see --engine.stop_after_rounds),
+    and go on with other settings of the same method."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
             for planned in grid.runs:
                 folder = grid.folder_of(planned, options.out)
                 was_finished = (folder / SUMMARY).exists()
-                summary = run(planned.recipe, folder, watching, may_fork_out=True)
+                summary = run(
+                    planned.recipe, folder, watching, fork=options.fork, may_fork_out=True
+                )
                 if was_finished:
                     watching.skipped(folder)
                 outcomes.append(Outcome.of(recipe_table(planned.recipe), summary))

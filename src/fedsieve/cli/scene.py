@@ -42,9 +42,10 @@ def main(argv: Sequence[str]) -> int:
         scene = scene_of(recipe, data)
         if len(scenes) > 1:
             print(f"Scene {number} of {len(scenes)}".center(72, "-"))
-        print(describe(scene, labels, data.classes, rows=options.rows))
+        known = not data.train_labels_are_noisy
+        print(describe(scene, labels, data.classes, rows=options.rows, truth_is_known=known))
         drawing = numbered(options.out, number, len(scenes))
-        picture(scene, labels, data.classes, drawing)
+        picture(scene, labels, data.classes, drawing, truth_is_known=known)
         print(f"Drawn in {drawing}")
         if options.save is not None:
             saved = numbered(options.save, number, len(scenes))

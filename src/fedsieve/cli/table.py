@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from fedsieve.cli.options import POSITIONAL, parse
-from fedsieve.cli.results import Arranged, Score, arrange, find_outcomes, once_per_seed
 from fedsieve.errors import check
+from fedsieve.simulate.results import Arranged, Score, arrange, find_outcomes, once_per_seed
 
 Metric: TypeAlias = Literal["last10", "best", "final", "suspect_auroc"]
 Rows: TypeAlias = Sequence[Sequence[str]]

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from fedsieve.data.views import ViewSet
@@ -37,6 +38,10 @@ class Bench(Protocol):
     @property
     def sgd(self) -> Sgd:
         """The recipe's local solver."""
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the weights that are trained: all but statistics such as BatchNorm's."""
 
     def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
         """The view `name` ("raw", "weak", "strong", …) of uint8 images, as uint8 images."""
@@ -119,6 +124,10 @@ class EagerBench:
             self._models.append(self.new_model())
         return self._models[index]
 
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.model().named_parameters())
+
     def new_model(self) -> nn.Module:
         model = self._setup.make_model().to(self.device)
         if self.device.type == "cuda":
@@ -163,7 +172,7 @@ class EagerBench:
             [p for model in trained for p in model.parameters()],
             lr=plan.sgd.lr,
             momentum=plan.sgd.momentum,
-            weight_decay=plan.sgd.weight_decay,
+            weight_decay=plan.sgd.weight_decay if plan.update_scale is None else 0.0,
         )
         constants = self.constants(plan.constants)
         total = torch.zeros((), device=self.device)
@@ -178,6 +187,8 @@ class EagerBench:
                         loss = plan.loss(batch, *nets)
                         optimizer.zero_grad(set_to_none=True)
                         loss.backward()  # type: ignore[no-untyped-call]
+                        if plan.update_scale is not None:
+                            scale_gradients(trained, plan.sgd.weight_decay, plan.update_scale)
                         optimizer.step()
                         average()
                         total += loss.detach()
@@ -228,6 +239,8 @@ class EagerBench:
         for name, view in views.items():
             repeated = len(view) > len(plan.images)
             values[name] = self.normalise(view[rows + offset if repeated else rows])
+        for name, rows_of_steps in plan.per_step.items():
+            values[name] = rows_of_steps[step].to(self.device)
         return Batch(values, constants, padding_weight(len(rows), steps.padding[step], self.device))
 
     def epoch_views(self, plan: Plan) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
@@ -270,6 +283,17 @@ def in_fp32(outputs: Outputs) -> Outputs:
     return Outputs(features, outputs.logits.float())
 
 
+@torch.no_grad()
+def scale_gradients(models: Sequence[nn.Module], decay: float, scale: Weights) -> None:
+    """g ← s ⊙ (g + λw) for each parameter: what `Plan.update_scale` asks for."""
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter, alpha=decay)
+                if name in scale:
+                    parameter.grad.mul_(scale[name])
+
+
 def padding_weight(size: int, padding: int, device: torch.device) -> Tensor | None:
     """(size,) ones with `padding` zeros at the end, or None without padding."""
     if padding == 0:
@@ -291,6 +315,11 @@ def seeded(models: Sequence[nn.Module], plan: Plan, device: torch.device) -> Ite
         yield
 
 
+def draws_from_torch(model: nn.Module) -> bool:
+    """Whether a layer draws from torch's own generator."""
+    return any(isinstance(module, _DropoutNd) for module in model.modules())
+
+
 @contextlib.contextmanager
 def fixed_draws(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Dropout that is on in evaluation mode too drops the same in every chunk of images.
@@ -301,8 +330,11 @@ def fixed_draws(model: nn.Module, device: torch.device) -> Iterator[None]:
     generators = [layer.generator for layer in layers]
     seed_dropout([model], torch.Generator(device).manual_seed(0))
     on_gpu = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_gpu else []):
-        (torch.cuda if on_gpu else torch.default_generator).manual_seed(0)
-        yield
+    if on_gpu and layers and not draws_from_torch(model):
+        yield  # torch's own generator is left alone: threads share it
+    else:
+        with torch.random.fork_rng([device] if on_gpu else []):
+            (torch.cuda if on_gpu else torch.default_generator).manual_seed(0)
+            yield
     for layer, generator in zip(layers, generators, strict=True):
         layer.generator = generator

@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +35,21 @@ from fedsieve.local.bench import (
     in_fp32,
 )
 from fedsieve.local.plan import Batch, Fitted, Loss, Plan, Schedule, draws, schedule, seed_dropout
-from fedsieve.local.together import ViewsTogether
+from fedsieve.local.slices import Slice, whole
+from fedsieve.local.together import ViewsTogether, Wish
 from fedsieve.types import Outputs, Weights
 
 _CAPTURE = threading.Lock()
 """Compiling and capturing are done by one thread at a time."""
 _WARMUP_STEPS = 3
 _STEPS_TOGETHER = 5
+_LAUNCHES_AHEAD = 3
+"""How many graphs a slot launches before the first of them must be done."""
 
 
 class GraphBench(EagerBench):
-    """A slot on a GPU. Use it from one thread, with `stream` as the current stream."""
+    """A slot on a GPU. Made and used by one thread that has entered `place`, with `stream` as the
+    current stream."""
 
     def __init__(
         self,
@@ -54,25 +59,65 @@ class GraphBench(EagerBench):
         compile_model: bool,
         forward_chunk: int = 500,
         views: ViewsTogether | None = None,
+        place: Slice | None = None,
     ) -> None:
         super().__init__(setup, device)
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = (place or whole(device)).stream()
         self.compiles = compile_model
         self._memory = torch.cuda.graph_pool_handle()
         self._replicas: list[Replica] = []
         self._programs: dict[Hashable, Program] = {}
         self._chunk = forward_chunk
-        self._together = views or ViewsTogether()
+        self._together = views or ViewsTogether(whole(device))
+        self._launches = itertools.cycle(
+            [torch.cuda.Event(blocking=True) for _ in range(_LAUNCHES_AHEAD)]  # type: ignore[no-untyped-call]
+        )
         self.when_ready: Callable[[], None] = _nothing
-        """Called when all is prepared and only replays follow."""
+        """Called when all views are made and only replays follow."""
         self._forward: _ForwardGraph | None = None
 
     def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
         view = self._setup.views[name]
-        return view(images, rng) if view.draws == 0 else self._together.view(view, images, rng)
+        if view.draws == 0:
+            return view(images, rng)
+        self.stream.synchronize()  # the view is made elsewhere than the images were
+        return self._together.ask({name: Wish(view, images, rng, 1)}).result()[name]
+
+    def epoch_views(self, plan: Plan) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
+        """As in the plain loop, but the next views are asked for before these are used, so that
+        they are made while these train."""
+        self.stream.synchronize()
+        streams = {name: plan.rng(f"view/{name}") for name in plan.views}
+        epochs, *later = draws(len(plan.images), plan.sgd.epochs)
+        asked = self._ask(plan, epochs, streams)
+        for following in later:
+            made = asked.result()
+            asked = self._ask(plan, following, streams)
+            yield epochs, made
+            epochs = following
+        yield epochs, asked.result()
+
+    def _ask(
+        self, plan: Plan, epochs: range, streams: Mapping[str, np.random.Generator]
+    ) -> Future[Mapping[str, Tensor]]:
+        wishes = {}
+        for name, view in plan.views.items():
+            repeats = 1 if view == "raw" else len(epochs)
+            wishes[name] = Wish(self._setup.views[view], plan.images, streams[name], repeats)
+        return self._together.ask(wishes)
+
+    def launch(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Replay a graph, not too far ahead of the GPU: a launch that finds the GPU's queue full
+        holds up every thread that calls the driver."""
+        launched = next(self._launches)
+        launched.synchronize()
+        graph.replay()
+        launched.record()
 
     def forward(self, weights: Weights, images: Tensor) -> Outputs:
         model = self.load(0, weights).eval()
+        if any(getattr(module, "always_on", False) for module in model.modules()):
+            return self._evaluate(model, images)  # draws anew in every pass
         if self._forward is None:
             self._forward = _ForwardGraph(self, model, images, self._chunk, self._memory)
         return self._forward(images)
@@ -117,6 +162,8 @@ def program_key(plan: Plan) -> Hashable:
             (name, (c.dtype, c.shape) if isinstance(c, Tensor) else type(c).__name__)
             for name, c in sorted(plan.constants.items())
         ),
+        tuple((name, v.dtype, v.shape[1:]) for name, v in sorted(plan.per_step.items())),
+        plan.update_scale is not None,
     )
 
 
@@ -197,15 +244,22 @@ class Replica:
 
 def unflatten(flat: Tensor, replica: Replica) -> Weights:
     """Name the pieces of a vector that holds a replica's parameters and then its buffers."""
-    weights = {}
-    offset = 0
-    for name in replica.names:
-        weights[name] = piece(flat, offset, replica.parameters[name].shape)
-        offset += weights[name].numel()
+    weights = pieces(flat, replica)
+    offset = len(replica.flat)
     for name, buffer in replica.buffers.items():
         weights[name] = flat[offset : offset + buffer.numel()].view(buffer.shape)
         offset += buffer.numel()
     return weights
+
+
+def pieces(flat: Tensor, replica: Replica) -> dict[str, Tensor]:
+    """Name the pieces of a vector that begins with a value for each of a replica's parameters."""
+    named = {}
+    offset = 0
+    for name in replica.names:
+        named[name] = piece(flat, offset, replica.parameters[name].shape)
+        offset += named[name].numel()
+    return named
 
 
 def piece(flat: Tensor, offset: int, shape: torch.Size) -> Tensor:
@@ -245,6 +299,7 @@ def update(
     weights: Tensor,
     momentum: Tensor,
     gradient: Tensor,
+    scale: Tensor | None,
     shadow: Tensor | None,
     average: Tensor | None,
     lr: float,
@@ -254,6 +309,8 @@ def update(
 ) -> None:
     """One step of SGD with momentum and weight decay, its bf16 shadow and its moving average."""
     gradient = gradient.float().add(weights, alpha=decay)
+    if scale is not None:
+        gradient = gradient * scale
     momentum.mul_(factor).add_(gradient)
     weights.add_(momentum, alpha=-lr)
     if shadow is not None:
@@ -267,7 +324,7 @@ class _Step:
     """A captured step for one batch size, and the batches of a segment of epochs that it reads."""
 
     values: dict[str, Tensor]
-    """(room, B, …) per view and column"""
+    """(room, B, …) per view and column; (room, …) for what the plan holds per step"""
     weight: Tensor | None
     """(room, B) zero for padding"""
     counter: Tensor
@@ -279,12 +336,10 @@ class _Step:
     def room(self) -> int:
         return len(next(iter(self.values.values())))
 
-    def replay(self, count: int) -> None:
-        """Take the next `count` batches."""
-        for _ in range(count // _STEPS_TOGETHER):
-            self.several.replay()
-        for _ in range(count % _STEPS_TOGETHER):
-            self.one.replay()
+    def graphs(self, count: int) -> Iterator[torch.cuda.CUDAGraph]:
+        """What to launch in order to take the next `count` batches."""
+        yield from itertools.repeat(self.several, count // _STEPS_TOGETHER)
+        yield from itertools.repeat(self.one, count % _STEPS_TOGETHER)
 
 
 class Program:
@@ -315,6 +370,7 @@ class Program:
             else value.clone()
             for name, value in bench.constants(plan.constants).items()
         }
+        self._scale = None if plan.update_scale is None else torch.ones_like(self._replicas[0].flat)
         self._loss_sum = torch.zeros((), device=bench.device)
         self._generator = torch.Generator(bench.device)
         self._update: Callable[..., None] = update
@@ -329,22 +385,26 @@ class Program:
             for stretch in stretches
             for size in schedule.sizes()
         )
-        views_of = bench.epoch_views(plan)
         observed = None
-        for stretch, (_, views) in zip(stretches, views_of, strict=True):
+        in_use = []
+        for stretch, (_, views) in zip(stretches, bench.epoch_views(plan), strict=True):
             if stretch.start == 0:
                 for size in schedule.sizes():
                     self._ensure(plan, size, longest, views)
                 self._load(plan)
             self._fill(plan, schedule, stretch, views)
-            bench.when_ready()
+            in_use.append(views)  # until the GPU has read them
+            if stretch.stop == plan.sgd.epochs:
+                bench.when_ready()
             for epoch in stretch:
                 sizes = [len(rows) for rows, its_epoch in schedule.batches() if its_epoch == epoch]
                 for size, run in itertools.groupby(sizes):
-                    self._steps[size].replay(len(list(run)))
+                    for graph in self._steps[size].graphs(len(list(run))):
+                        bench.launch(graph)
                 if epoch + 1 == plan.observe_after:
                     raw = bench.view("raw", plan.images, plan.rng("view/raw"))
                     observed = bench.forward(self._replicas[0].tensors(), raw)
+            del in_use[:-_LAUNCHES_AHEAD]
         weights = tuple(replica.read() for replica in self._replicas)
         ema = None if self._average is None else self._average.read()
         loss = float(self._loss_sum) / len(schedule)
@@ -353,8 +413,10 @@ class Program:
     def replay(self, count: int) -> None:
         """Run the full-size step `count` times on the batches that the buffers hold."""
         step = self._steps[max(self._steps)]
-        step.counter.zero_()
-        step.replay(min(count, step.room))
+        for first in range(0, count, step.room):
+            step.counter.zero_()
+            for graph in step.graphs(min(step.room, count - first)):
+                self._bench.launch(graph)
 
     @torch.no_grad()
     def _load(self, plan: Plan) -> None:
@@ -372,6 +434,11 @@ class Program:
             else:
                 assert isinstance(value, Tensor)
                 held.copy_(value)
+        if self._scale is not None and plan.update_scale is not None:
+            self._scale.fill_(1)
+            parts = pieces(self._scale, self._replicas[0])
+            for name, scale in plan.update_scale.items():
+                parts[name].copy_(scale)
         self._loss_sum.zero_()
         self._generator.manual_seed(int(plan.rng("dropout").integers(2**63)))
         seed_dropout([replica.model for replica in self._replicas], self._generator)
@@ -395,6 +462,11 @@ class Program:
             index = torch.from_numpy(np.stack([rows, rows + n * epochs[:, None]]))
             index = index.pin_memory().to(device, non_blocking=True).flatten(1)
             for name, buffer in step.values.items():
+                if name in plan.per_step:
+                    drawn = plan.per_step[name][chosen]
+                    drawn = drawn if drawn.is_cuda else drawn.pin_memory()
+                    buffer[: len(chosen)].copy_(drawn, non_blocking=True)
+                    continue
                 source = views[name] if name in views else plan.columns[name]
                 into = buffer[: len(chosen)].flatten(0, 1)
                 torch.index_select(source, 0, index[int(len(source) > n)], out=into)
@@ -408,9 +480,12 @@ class Program:
         if size in self._steps and self._steps[size].room >= count:
             return
         room, device = count + count // 4, self._bench.device
+        rows = {name: (t.dtype, (size, *t.shape[1:])) for name, t in plan.columns.items()}
+        rows |= {name: (t.dtype, (size, *t.shape[1:])) for name, t in views.items()}
+        rows |= {name: (t.dtype, t.shape[1:]) for name, t in plan.per_step.items()}
         values = {
-            name: torch.zeros((room, size, *t.shape[1:]), dtype=t.dtype, device=device)
-            for name, t in {**plan.columns, **views}.items()
+            name: torch.zeros((room, *shape), dtype=dtype, device=device)
+            for name, (dtype, shape) in rows.items()
         }
         weight = torch.ones((room, size), device=device) if plan.sgd.tail == "pad" else None
         counter = torch.zeros(1, dtype=torch.int64, device=device)
@@ -487,6 +562,7 @@ class Program:
                 replica.flat[group],
                 replica.momentum[group],
                 joined([flatten(g) for g in part]),
+                None if self._scale is None else self._scale[group],
                 replica.shadow if is_low else None,
                 None if average is None else average.flat[group],
                 plan.sgd.lr,

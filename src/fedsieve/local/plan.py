@@ -67,7 +67,8 @@ class Batch:
     """What one step sees of B samples."""
 
     values: Mapping[str, Tensor]
-    """Views by name, normalised, (B, C, H, W); and per-sample columns by name, (B, ...)."""
+    """Views by name, normalised, (B, C, H, W); per-sample columns by name, (B, ...); and what the
+    plan holds per step, one row without its leading dimension."""
     constants: Mapping[str, Tensor | Weights]
     """Numbers (as 0-d tensors), tensors and weights that stay the same for the whole plan."""
     weight: Tensor | None
@@ -134,12 +135,25 @@ class Plan:
     observe_after: int | None = None
     """After this many epochs record the trained model's outputs on the raw view, in evaluation
     mode."""
+    per_step: Mapping[str, Tensor] = field(default_factory=dict)
+    """Values that change with the step, (`count_steps`, ...): step t reads row t. A row has the
+    same shape in every step, also in one with a smaller batch."""
+    update_scale: Weights | None = None
+    """s, by name of a trainable parameter of every trained model: u = s ⊙ (g + λw), v ← m·v + u,
+    w ← w − η·v. An entry broadcasts to its parameter and s = 0 keeps it as it is; a parameter
+    without an entry has s = 1."""
 
     def __post_init__(self) -> None:
         for name, column in self.columns.items():
             assert len(column) == len(self.images), f"column {name}: {len(column)} rows"
-        assert not set(self.columns) & set(self.views), "a view and a column share a name"
+        steps = count_steps(len(self.images), self.sgd)
+        for name, values in self.per_step.items():
+            assert len(values) == steps, f"per_step {name}: {len(values)} rows for {steps} steps"
+        names = [*self.columns, *self.views, *self.per_step]
+        assert len(names) == len(set(names)), "two of views, columns and per_step share a name"
         assert 1 <= len(self.start) <= 2
+        strange = set(self.update_scale or ()) - set(self.start[0])
+        assert not strange, f"update_scale for unknown parameters {sorted(strange)}"
 
 
 @dataclass(frozen=True)
@@ -177,6 +191,13 @@ class Schedule:
         return sorted({len(rows) for rows in self.rows}, reverse=True)
 
 
+def count_steps(n: int, sgd: Sgd) -> int:
+    """How many steps the `schedule` of n samples has."""
+    full, left = divmod(n, sgd.batch_size)
+    needed = {"keep": 2, "drop": sgd.batch_size, "pad": 1}[sgd.tail]
+    return sgd.epochs * (full + (left >= needed))
+
+
 def schedule(n: int, sgd: Sgd, rng: np.random.Generator) -> Schedule:
     """Every epoch a fresh permutation of n samples, cut into pieces of `sgd.batch_size`."""
     rows: list[np.ndarray] = []
@@ -201,7 +222,7 @@ def schedule(n: int, sgd: Sgd, rng: np.random.Generator) -> Schedule:
     return Schedule(tuple(rows), tuple(epochs), tuple(padding))
 
 
-IMAGES_PER_DRAW = 8192
+IMAGES_PER_DRAW = 1024
 """Views are made for this many images at a time: whole epochs, at least one."""
 
 

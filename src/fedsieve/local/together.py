@@ -2,15 +2,17 @@
 
 A strong view is some hundred small operations, whose launching costs the same for one client's
 images as for ten clients'. Threads that prepare clients side by side therefore hand their requests
-in and wait; when every thread that is still preparing waits, one of them carries all out together.
-A view treats each image by itself, so the result is the same as one by one.
+in and wait; when every thread that is still preparing waits, all are carried out together, by a
+thread with a slice of the GPU of its own: the views of later epochs are made while earlier epochs
+train. A view treats each image by itself, so the result is the same as one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,30 +22,48 @@ from torch import Tensor
 
 from fedsieve.data.views import View
 from fedsieve.data.views.arrays import in_passes
+from fedsieve.local.slices import Slice
+
+
+@dataclass(frozen=True, eq=False)
+class Wish:
+    """`view` of the images, `repeats` times over. The images must be there: no stream may still
+    have to make them."""
+
+    view: View
+    images: Tensor
+    rng: np.random.Generator
+    repeats: int
 
 
 @dataclass(eq=False)
 class _Request:
-    view: View
-    images: Tensor
-    uniforms: npt.NDArray[np.float64]
-    stream: torch.cuda.Stream | None
-    result: Tensor | None = None
+    wishes: Mapping[str, Wish]
+    uniforms: Mapping[str, npt.NDArray[np.float64]]
+    result: Future[Mapping[str, Tensor]] = field(default_factory=Future)
+    made: dict[str, Tensor] = field(default_factory=dict)
     error: BaseException | None = None
-    ready: threading.Event = field(default_factory=threading.Event)
 
 
 class ViewsTogether:
-    """Where the threads that prepare clients meet to make views."""
+    """Where the threads that prepare clients meet to have views made."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Slice | None = None) -> None:
         self._lock = threading.Lock()
         self._preparing = 0
         self._waiting: list[_Request] = []
+        self._place = place
+        self._stream: torch.cuda.Stream | None = None
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="views", initializer=self._enter)
+
+    def _enter(self) -> None:
+        if self._place is not None:
+            self._place.enter()
+            self._stream = self._place.stream()
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """This thread prepares a client; others may wait for its request."""
+        """This thread prepares a client; others may wait for its requests."""
         with self._lock:
             self._preparing += 1
         try:
@@ -51,59 +71,57 @@ class ViewsTogether:
         finally:
             with self._lock:
                 self._preparing -= 1
-                batch = self._complete_batch()
-            _carry_out(batch)
+                self._start_if_complete()
 
-    def view(self, view: View, images: Tensor, rng: np.random.Generator) -> Tensor:
-        """`view(images, rng)`, made together with what other threads ask for."""
-        stream = torch.cuda.current_stream() if images.is_cuda else None
-        request = _Request(view, images, rng.random((len(images), view.draws)), stream)
+    def ask(self, wishes: Mapping[str, Wish]) -> Future[Mapping[str, Tensor]]:
+        """Have views made, together with what other threads ask for. Random numbers are drawn now.
+        A thread asks for one lot at a time."""
+        uniforms = {
+            name: wish.rng.random((wish.repeats * len(wish.images), wish.view.draws))
+            for name, wish in wishes.items()
+        }
+        request = _Request(wishes, uniforms)
         with self._lock:
             self._waiting.append(request)
-            batch = self._complete_batch()
-        _carry_out(batch)
-        request.ready.wait()
-        if request.error is not None:
-            raise request.error
-        assert request.result is not None
+            self._start_if_complete()
         return request.result
 
-    def _complete_batch(self) -> list[_Request]:
-        """All requests, once every preparing thread waits; none before."""
-        if len(self._waiting) < self._preparing:
-            return []
-        batch, self._waiting = self._waiting, []
-        return batch
+    def _start_if_complete(self) -> None:
+        """Have all requests carried out, once every preparing thread has asked."""
+        if self._waiting and len(self._waiting) >= self._preparing:
+            batch, self._waiting = self._waiting, []
+            self._maker.submit(self._carry_out, batch)
+
+    def _carry_out(self, batch: Sequence[_Request]) -> None:
+        """One call for all wishes of the same view and size of image."""
+        groups: dict[tuple[View, torch.Size], list[tuple[_Request, str]]] = {}
+        for request in batch:
+            for name, wish in request.wishes.items():
+                groups.setdefault((wish.view, wish.images.shape[1:]), []).append((request, name))
+        for (view, _), members in groups.items():
+            try:
+                with torch.cuda.stream(self._stream):
+                    _make(view, members)
+                if self._stream is not None:
+                    self._stream.synchronize()
+            except BaseException as error:
+                for request, _ in members:
+                    request.error = error
+        for request in batch:
+            if request.error is None:
+                request.result.set_result(request.made)
+            else:
+                request.result.set_exception(request.error)
+
+    def close(self) -> None:
+        self._maker.shutdown()
 
 
-def _carry_out(batch: list[_Request]) -> None:
-    groups: dict[tuple[View, torch.Size], list[_Request]] = {}
-    for request in batch:
-        groups.setdefault((request.view, request.images.shape[1:]), []).append(request)
-    for (view, _), requests in groups.items():
-        try:
-            _make(view, requests)
-        except BaseException as error:
-            for request in requests:
-                request.error = error
-        finally:
-            for request in requests:
-                request.ready.set()
-
-
-def _make(view: View, requests: list[_Request]) -> None:
-    """One call for all requests, in order with the streams that made and will use the images."""
-    here = torch.cuda.current_stream() if requests[0].stream is not None else None
-    for request in requests:
-        if here is not None and request.stream is not None and request.stream != here:
-            here.wait_stream(request.stream)
-            request.images.record_stream(here)
-    images = torch.cat([request.images for request in requests])
-    uniforms = np.concatenate([request.uniforms for request in requests])
+def _make(view: View, members: Sequence[tuple[_Request, str]]) -> None:
+    wishes = [request.wishes[name] for request, name in members]
+    images = torch.cat([wish.images.repeat(wish.repeats, 1, 1, 1) for wish in wishes])
+    uniforms = np.concatenate([request.uniforms[name] for request, name in members])
     made = in_passes(view.apply, images, uniforms)
-    parts = torch.split(made, [len(request.images) for request in requests])
-    for request, part in zip(requests, parts, strict=True):
-        if here is not None and request.stream is not None and request.stream != here:
-            request.stream.wait_stream(here)
-            made.record_stream(request.stream)
-        request.result = part
+    parts = torch.split(made, [wish.repeats * len(wish.images) for wish in wishes])
+    for (request, name), part in zip(members, parts, strict=True):
+        request.made[name] = part

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 
 from fedsieve.errors import FedsieveError
-from fedsieve.methods import fedavg, fedgr, fedprox
+from fedsieve.methods import fedavg, feddiv, fedes, fedgr, fedlsr, fedprox
 from fedsieve.methods.contract import Method
 
-METHODS: dict[str, Method] = {m.METHOD.name: m.METHOD for m in (fedavg, fedprox, fedgr)}
+METHODS: dict[str, Method] = {
+    m.METHOD.name: m.METHOD for m in (fedavg, fedprox, fedgr, fedlsr, fedes, feddiv)
+}
 
 
 def method(name: str) -> Method:

@@ -103,7 +103,7 @@ class Suspect(Protocol):
 
 @dataclass(frozen=True)
 class Sieved:
-    """What a server believes of one client's labels."""
+    """What a server, or the client itself, believes of one client's labels."""
 
     noise_rate: float
     """Estimated share of wrong labels."""
@@ -113,6 +113,10 @@ class Sieved:
 
 class Sieve(Protocol):
     def __call__(self, server: Any) -> Mapping[ClientId, Sieved]: ...
+
+
+class OwnSieve(Protocol):
+    def __call__(self, client: Any) -> Sieved | None: ...
 
 
 class Refined(Protocol):
@@ -131,6 +135,11 @@ def weights_of(up: Any) -> Weights:
     """The `weights` of an `Up`."""
     weights: Weights = up.weights
     return weights
+
+
+def no_own_sieve(client: Any) -> Sieved | None:
+    """A client that leaves the sieving to the server."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,9 @@ class Method:
     """(n,) labels that the client last trained on, −1 where it used none; None if as given."""
     local_weights: LocalWeights = weights_of
     """The weights of a client's trained model, for diagnosis."""
+    own_sieve: OwnSieve = no_own_sieve
+    """What a client last believed of its own labels where that stays at the site, for diagnosis;
+    None where it leaves the sieving to the server."""
 
 
 def choose_uniformly(clients: int, count: int, rng: np.random.Generator) -> tuple[ClientId, ...]:

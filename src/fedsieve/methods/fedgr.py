@@ -35,11 +35,12 @@ not a multiple of those per round, the rounds of a warm-up pass differ in size b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ from fedsieve.local.plan import Batch, Ema, Net, Plan
 from fedsieve.losses import cross_entropy, kl
 from fedsieve.methods import contract
 from fedsieve.methods.contract import Federation, Method, Sieved, Suspicion, choose_uniformly
+from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.sieve.gmm import Mixture, clean_posterior, fit_mixture
 from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
 
@@ -196,15 +198,8 @@ class Config(contract.Config):
     """False keeps every q as the warm-up left it."""
 
     def __post_init__(self) -> None:
-        check(self.preset in PRESETS, _choices("preset", self.preset, tuple(PRESETS)))
-        for switch in fields(Switches):
-            if getattr(self, switch.name) is None:
-                # Written once, here, so that the saved configuration says what ran.
-                value = getattr(PRESETS[self.preset], switch.name)
-                object.__setattr__(self, switch.name, value)
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            check(value in allowed, _choices(name, value, allowed))
+        fill_in(self, PRESETS)
+        check_choices(self)
         alpha, passes = self.warmup_rounds, self.warmup_passes
         check(alpha is None or alpha >= 0, f"method.warmup_rounds must be at least 0, not {alpha}.")
         check(passes >= 1, f"method.warmup_passes must be at least 1, not {passes}.")
@@ -231,7 +226,7 @@ class Config(contract.Config):
     @property
     def switches(self) -> Switches:
         """The switches as they were resolved."""
-        return Switches(**{f.name: getattr(self, f.name) for f in fields(Switches)})
+        return switches_of(self, Switches)
 
     @property
     def keeps_ema(self) -> bool:
@@ -243,25 +238,6 @@ class Config(contract.Config):
         """What a step leaves of the average: γ_l, or γ_l² where it is updated twice, since
         γ(γe + (1−γ)w) + (1−γ)w = γ²e + (1−γ²)w."""
         return self.gamma_l**2 if self.ema_double else self.gamma_l
-
-
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "mix": get_args(Mix),
-    "pseudo_memory": get_args(PseudoMemory),
-    "dr_from": get_args(ReliableFrom),
-    "threshold": get_args(Threshold),
-    "fixmatch": get_args(FixMatch),
-    "rep": get_args(Representation),
-    "sieve_at": get_args(SieveAt),
-    "student_view": get_args(ViewName),
-    "teacher_view": get_args(ViewName),
-    "teacher": get_args(Teacher),
-    "warmup_sampling": get_args(WarmUpSampling),
-}
-
-
-def _choices(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    return f"method.{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}."
 
 
 # --------------------------------------------------------------------------------------- records
@@ -279,12 +255,71 @@ class Partition:
     """r_k, share of the samples that are flagged noisy."""
 
 
+@dataclass(frozen=True, eq=False)
+class Partitions(Mapping[ClientId, Partition]):
+    """The partitions of all clients, in two tensors in which each client has a place.
+
+    Two tensors for each of ten thousand clients would take more memory for themselves than for the
+    numbers in them. Clients that never took part are missing.
+    """
+
+    ids: Tensor
+    """(N,) int64, N the samples of all clients"""
+    q: Tensor
+    """(N,) float32"""
+    starts: tuple[int, ...]
+    """Where the place of client k begins."""
+    counts: tuple[int, ...]
+    """How many samples of client k were sieved; 0 for a client that never took part."""
+    noise_ratios: tuple[float, ...]
+    """r_k"""
+
+    @staticmethod
+    def none(sizes: tuple[int, ...]) -> Partitions:
+        """Room for clients of these sizes, of which none has been sieved."""
+        *starts, total = accumulate(sizes, initial=0)
+        unknown = torch.zeros(total, dtype=torch.int64), torch.ones(total)
+        return Partitions(*unknown, tuple(starts), (0,) * len(sizes), (0.0,) * len(sizes))
+
+    def updated(self, fresh: Mapping[ClientId, Partition]) -> Partitions:
+        """With the partitions `fresh` in the place of those clients' older ones."""
+        ids, q = self.ids.clone(), self.q.clone()
+        ends = (*self.starts[1:], len(ids))
+        counts, ratios = list(self.counts), list(self.noise_ratios)
+        for client, partition in fresh.items():
+            counts[client], ratios[client] = len(partition.ids), partition.noise_ratio
+            place = slice(self.starts[client], self.starts[client] + counts[client])
+            check(
+                place.stop <= ends[client],
+                f"Client {client} sent losses of {counts[client]} samples, but told of "
+                f"{ends[client] - place.start} before the first round; start a new run with them.",
+            )
+            ids[place], q[place] = partition.ids, partition.q
+        return replace(self, ids=ids, q=q, counts=tuple(counts), noise_ratios=tuple(ratios))
+
+    def place(self, client: ClientId) -> slice:
+        """Where a client's samples lie in `ids` and `q`."""
+        if client not in range(len(self.counts)) or self.counts[client] == 0:
+            raise KeyError(client)
+        return slice(self.starts[client], self.starts[client] + self.counts[client])
+
+    def __getitem__(self, client: ClientId) -> Partition:
+        place = self.place(client)
+        return Partition(self.ids[place], self.q[place], self.noise_ratios[client])
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return (client for client, count in enumerate(self.counts) if count)
+
+    def __len__(self) -> int:
+        return sum(count > 0 for count in self.counts)
+
+
 @dataclass(frozen=True)
 class Server:
     weights: Weights
     federation: Federation
-    partitions: Mapping[ClientId, Partition]
-    """By client, as of its last participation; clients that never took part are missing."""
+    partitions: Partitions
+    """As of each client's last participation."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +362,7 @@ class Up:
 
 
 def init_server(cfg: Config, weights: Weights, federation: Federation) -> Server:
-    return Server(weights, federation, partitions={})
+    return Server(weights, federation, Partitions.none(federation.sizes))
 
 
 def rounds_per_pass(federation: Federation) -> int:
@@ -372,10 +407,10 @@ def merge(
     in_warm_up = round < warm_up_rounds(cfg, server.federation)
     if cfg.sieve_at == "server" and (in_warm_up or cfg.sieve_after_warmup):
         fresh, mixture = federated_sieving(ups, cfg.clean_threshold, SERVER_ITERATIONS)
-        partitions = {**partitions, **fresh}
+        partitions = partitions.updated(fresh)
         metrics = describe(mixture)
     if partitions:
-        ratios = [partition.noise_ratio for partition in partitions.values()]
+        ratios = [partitions.noise_ratios[client] for client in partitions]
         metrics["noise_ratio"] = sum(ratios) / len(ratios)
     samples = [up.samples for up in ups.values()]
     weights = server.weights
@@ -400,8 +435,6 @@ def federated_sieving(
     losses = observed.cpu().numpy()
     mixture = fit_mixture(losses, max_iter=iterations, tol=1e-2, reg_covar=5e-4)
     posterior = clean_posterior(mixture, losses).astype(np.float32)
-    # Two tensors a round, of which each client gets a part: thousands of small ones would leave
-    # the memory in pieces.
     ids = torch.cat([up.ids for up in ups.values()])
     q = torch.from_numpy(posterior).to(observed.device)
     partitions, first = {}, 0
@@ -814,12 +847,26 @@ def suspect(cfg: Config, client: Client, down: Down, shard: Shard, bench: Bench)
     return Suspicion(p_wrong=1 - right, suggested=probabilities.argmax(dim=1))
 
 
+@dataclass(frozen=True, eq=False)
+class Opinions(Mapping[ClientId, Sieved]):
+    """What the server believes, made for a client when it is asked for."""
+
+    partitions: Partitions
+
+    def __getitem__(self, client: ClientId) -> Sieved:
+        place = self.partitions.place(client)
+        return Sieved(self.partitions.noise_ratios[client], self.partitions.q[place])
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self.partitions)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+
 def sieve(server: Server) -> Mapping[ClientId, Sieved]:
     """r_k and q of every client that the server has sieved."""
-    return {
-        client: Sieved(partition.noise_ratio, partition.q)
-        for client, partition in server.partitions.items()
-    }
+    return Opinions(server.partitions)
 
 
 def refined(client: Client) -> Tensor | None:

@@ -10,7 +10,7 @@ groups of neighbours, each kept as its size, mean and inner variance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -68,17 +68,46 @@ def fit_mixture(
     iterations. `reg_covar` is added to each variance in each iteration.
     """
     _check_values(values)
-    check(max_iter >= 1, f"max_iter must be at least 1, not {max_iter}.")
-    check(tol >= 0, f"tol must not be negative, and is {tol}.")
-    check(reg_covar > 0, f"reg_covar must be above 0, and is {reg_covar}.")
+    _check_settings(max_iter, tol, reg_covar)
     if len(values) == 0:
         return _single(float("nan"), float("nan"), iterations=0)
 
     ordered = np.sort(values)
     lowest, highest = float(ordered[0]), float(ordered[-1])
-    if highest - lowest <= np.finfo(np.float32).eps * max(abs(lowest), abs(highest)):
+    if _are_equal(lowest, highest):
         return _single((lowest + highest) / 2, reg_covar, iterations=0)
-    return _expectation_maximisation(_group(ordered), max_iter, tol, reg_covar)
+    groups = _group(ordered)
+    first = _Expected(_two_means(groups), -np.inf)
+    return _expectation_maximisation(groups, first, 0, max_iter, tol, reg_covar)
+
+
+def refit_mixture(
+    values: NDArray[np.floating],
+    start: Mixture,
+    *,
+    max_iter: int = 50,
+    tol: float = 1e-2,
+    reg_covar: float = 5e-4,
+) -> Mixture:
+    """The mixture that expectation-maximisation on `values` (n,) makes of `start`.
+
+    The first iteration computes memberships under `start`; the rules are those of `fit_mixture`,
+    and `tol = 0` carries out exactly `max_iter` iterations. Where there is nothing to separate (no
+    values, all of them equal, or a component left without any) the result is `start`.
+    """
+    _check_values(values)
+    _check_settings(max_iter, tol, reg_covar)
+    check(not start.degenerate, "A mixture of one component is no start; give one of two.")
+    unchanged = replace(start, converged=True, iterations=0)
+    if len(values) == 0 or _are_equal(float(values.min()), float(values.max())):
+        return unchanged
+    groups = _group(np.sort(values))
+    means, variances, shares = (
+        np.array(parameter) for parameter in (start.means, start.variances, start.shares)
+    )
+    first = _expect(groups, groups.distances(means), variances, shares)
+    result = _expectation_maximisation(groups, first, 1, max_iter, tol, reg_covar)
+    return unchanged if result.degenerate else result
 
 
 def clean_posterior(mixture: Mixture, values: NDArray[np.floating]) -> Floats:
@@ -106,6 +135,17 @@ def _check_values(values: NDArray[np.floating]) -> None:
         f"{strange} of {len(values)} values are not finite; leave them out or find the model that "
         "diverged.",
     )
+
+
+def _check_settings(max_iter: int, tol: float, reg_covar: float) -> None:
+    check(max_iter >= 1, f"max_iter must be at least 1, not {max_iter}.")
+    check(tol >= 0, f"tol must not be negative, and is {tol}.")
+    check(reg_covar > 0, f"reg_covar must be above 0, and is {reg_covar}.")
+
+
+def _are_equal(lowest: float, highest: float) -> bool:
+    """Whether values in this range are equal to the precision of float32."""
+    return highest - lowest <= float(np.finfo(np.float32).eps) * max(abs(lowest), abs(highest))
 
 
 def _single(mean: float, variance: float, iterations: int) -> Mixture:
@@ -153,16 +193,38 @@ def _two_means(groups: _Groups) -> Floats:
     return np.stack([left, ~left]).astype(np.float64)
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What an expectation step finds."""
+
+    member: Floats
+    """(2, g) how much of each group each component explains."""
+    likelihood: float
+    """Mean log-likelihood of the values under the mixture that the step looked at."""
+
+
+def _expect(groups: _Groups, distances: Floats, variances: Floats, shares: Floats) -> _Expected:
+    """Memberships under a mixture whose squared distances to the groups are `distances` (2, g)."""
+    log_shares = np.log(shares) - 0.5 * np.log(2 * np.pi * variances)
+    log_joint = log_shares[:, None] - 0.5 * distances / variances[:, None]
+    log_density = np.logaddexp(log_joint[0], log_joint[1])
+    likelihood = float(groups.sizes @ log_density / groups.sizes.sum())
+    return _Expected(np.exp(log_joint - log_density), likelihood)
+
+
 def _expectation_maximisation(
-    groups: _Groups, max_iter: int, tol: float, reg_covar: float
+    groups: _Groups,
+    expected: _Expected,
+    iteration: int,
+    max_iter: int,
+    tol: float,
+    reg_covar: float,
 ) -> Mixture:
+    """Maximise, expect, and so on, from memberships that `iteration` iterations have given."""
     total = float(groups.sizes.sum())
-    member = _two_means(groups)
-    likelihood = -np.inf
     converged = False
-    iteration = 0
     while True:
-        held = member * groups.sizes
+        held = expected.member * groups.sizes
         counts = held.sum(axis=1)
         if counts.min() < 1e-9 * total:
             mean = float(groups.sizes @ groups.means / total)
@@ -175,12 +237,8 @@ def _expectation_maximisation(
         if converged or iteration == max_iter:
             break
 
-        log_shares = np.log(shares) - 0.5 * np.log(2 * np.pi * variances)
-        log_joint = log_shares[:, None] - 0.5 * distances / variances[:, None]
-        log_density = np.logaddexp(log_joint[0], log_joint[1])
-        member = np.exp(log_joint - log_density)
-        previous, likelihood = likelihood, float(groups.sizes @ log_density / total)
-        converged = abs(likelihood - previous) < tol
+        previous, expected = expected, _expect(groups, distances, variances, shares)
+        converged = abs(expected.likelihood - previous.likelihood) < tol
         iteration += 1
 
     first, second = np.argsort(means, kind="stable")

@@ -1,22 +1,24 @@
 """What only a simulation can know: how right a method's beliefs about labels are.
 
-These functions see the true labels. Their results go into the metrics and nowhere else.
+These functions see the true labels, and what clients never send (`drift` needs neither). Their
+results go into the metrics and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from fedsieve.methods.contract import Method, Sieved
 from fedsieve.scenes import Scene
-from fedsieve.types import ClientId, Metrics
+from fedsieve.types import ClientId, Metrics, Weights
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Truth:
     def of(scene: Scene, labels: npt.NDArray[np.int64]) -> Truth:
         return Truth(scene, labels, scene.true_rates(labels))
 
+    @property
+    def qualities(self) -> tuple[float, ...]:
+        """(K) the true share of right labels of each client: what an oracle would say."""
+        return tuple((1 - self.rates).tolist())
+
     def wrong(self, client: ClientId) -> npt.NDArray[np.bool_]:
         """(n_k,) which of the client's labels are wrong, in the shard's order."""
         held = self.scene.clients[client]
@@ -46,22 +53,38 @@ def diagnose(
     """The round's diagnostics: noise rates of all clients, single labels of the round's."""
     sieved = method.sieve(server)
     result = dict(noise_estimates(sieved, truth))
-    result.update(sieved_labels({k: sieved[k] for k in clients if k in sieved}, truth))
+    result.update(sieved_labels(beliefs(method, sieved, clients), truth))
     result.update(refined_labels(method, clients, truth))
     return result
 
 
+def beliefs(
+    method: Method, sieved: Mapping[ClientId, Sieved], clients: Mapping[ClientId, Any]
+) -> dict[ClientId, Sieved]:
+    """What is believed of these clients' labels: by the client where it sieves for itself, else by
+    the server; clients of whom nobody has a view are missing."""
+    found = {}
+    for client, state in clients.items():
+        belief = method.own_sieve(state) or sieved.get(client)
+        if belief is not None:
+            found[client] = belief
+    return found
+
+
 def noise_estimates(sieved: Mapping[ClientId, Sieved], truth: Truth) -> Metrics:
-    """Estimated against true noise rates, over all clients that were sieved."""
+    """Estimated against true noise rates, over all clients that were sieved; and, as a warning,
+    against the clients' sizes, of which an estimate should know nothing."""
     if len(sieved) < 2:
         return {}
     clients = sorted(sieved)
     estimated = np.array([sieved[k].noise_rate for k in clients])
-    true = truth.rates[clients]
+    true, sizes = truth.rates[clients], truth.scene.sizes[clients]
     return {
         "noise_pearson": correlation(estimated, true),
         "noise_spearman": correlation(stats.rankdata(estimated), stats.rankdata(true)),
         "noise_error": float(np.abs(estimated - true).mean()),
+        "noise_mse": float(((estimated - true) ** 2).mean()),
+        "noise_size_spearman": correlation(stats.rankdata(estimated), stats.rankdata(sizes)),
     }
 
 
@@ -83,12 +106,13 @@ def per_client(sieved: Sieved, truth: Truth, client: ClientId) -> Metrics:
 
 
 def detection(p_clean: npt.NDArray[Any], wrong: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """Precision, recall and F1 of "clean" (the positive class, p ≥ ½), and AUROC."""
+    """Accuracy of "clean" (p ≥ ½) and "wrong", precision, recall and F1 of "clean", and AUROC."""
     clean, said_clean = ~wrong, p_clean >= 0.5
     hits = int((clean & said_clean).sum())
     precision = hits / max(1, int(said_clean.sum()))
     recall = hits / max(1, int(clean.sum()))
     return {
+        "sieve_accuracy": float((clean == said_clean).mean()),
         "sieve_precision": precision,
         "sieve_recall": recall,
         "sieve_f1": 2 * precision * recall / max(1e-12, precision + recall),
@@ -128,3 +152,16 @@ def correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
     return float(np.corrcoef(a, b)[0, 1])
+
+
+def drift(local: Sequence[Weights], sent: Weights, trainable: Collection[str]) -> float:
+    """(1/|S|) Σ_k ‖θ_k − θ‖² over the trainable parameters: how far clients went from the model
+    that they were sent. FedDiv's supplement calls it quantised training stability (Fig. 4)."""
+    start = [sent[name] for name in trainable]
+    lengths = [
+        torch.stack(
+            torch._foreach_norm(torch._foreach_sub([own[name] for name in trainable], start))
+        )
+        for own in local
+    ]
+    return float(torch.stack(lengths).double().square().sum()) / len(local)

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -78,21 +79,52 @@ class RunDirectory:
 
     def refuse_other(self, recipe: Recipe) -> None:
         """Refuse a folder that holds the run of another recipe."""
-        config = self.path / CONFIG
-        if not config.exists():
+        if not (self.path / CONFIG).exists():
             return
+        difference = first_difference(identity(self.recipe()), identity(recipe))
+        check(
+            difference is None,
+            f"{self.path} already holds a run with {difference}; "
+            "give another folder with --out, or delete that one.",
+        )
+
+    def recipe(self) -> Recipe:
+        """The recipe of the run that the folder holds."""
+        config = self.path / CONFIG
         try:
-            held = recipe_from_table(tomllib.loads(config.read_text(encoding="utf-8")))
+            return recipe_from_table(tomllib.loads(config.read_text(encoding="utf-8")))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, FedsieveError) as error:
             raise FedsieveError(
                 f"{config} cannot be read ({error}); give another folder with --out."
             ) from None
-        difference = first_difference(identity(held), identity(recipe))
-        check(
-            difference is None,
-            f"{config.parent} already holds a run with {difference}; "
-            "give another folder with --out, or delete that one.",
-        )
+
+    def begin_as_fork(self, other: RunDirectory, recipe: Recipe) -> None:
+        """Take over the last checkpoint of a run that differs in settings of its method only."""
+        with other.lock():
+            origin = other.last_checkpoint()
+            if origin is None:
+                raise FedsieveError(f"{other.path} has no checkpoint that a run could fork from.")
+            difference = first_difference(
+                _common(identity(other.recipe())), _common(identity(recipe))
+            )
+            check(
+                difference is None,
+                f"{other.path} is a run with {difference}; a fork may differ in settings of the "
+                "method only.",
+            )
+            names = [f"{client}-{round}.safetensors" for client, round in origin.clients.items()]
+            self.client_folder.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                _take_over(other.client_folder / name, self.client_folder / name)
+            _take_over(
+                other._server_file(origin.rounds_done), self._server_file(origin.rounds_done)
+            )
+            _take_over(other.path / SCENE, self.path / SCENE)
+            for name, size in origin.log_bytes.items():
+                write_atomically(self.path / name, (other.path / name).read_bytes()[:size])
+            record = environment() | {"forked_from": f"{other.path}, round {origin.rounds_done}"}
+            write_atomically(self.path / "env.json", _json(record))
+            write_atomically(self._commit_file, other._commit_file.read_bytes())
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -229,6 +261,20 @@ def first_difference(
         elif mine != theirs:
             return f"{path} = {mine!r} (not {theirs!r})"
     return None
+
+
+def _common(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run and its fork must have in common."""
+    return {**table, "name": None, "method": {"name": table["method"]["name"]}}
+
+
+def _take_over(source: Path, target: Path) -> None:
+    """Have a file that nobody changes at another place too, without a copy where possible."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def environment() -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -14,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
-from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, Dataset, load
+from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, SOURCES, Dataset, load
 from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
 from fedsieve.local.bench import Setup
@@ -24,8 +26,9 @@ from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import Scene, build_scene, fingerprint_of, load_scene, save_scene
 from fedsieve.serial import encode, payload_bytes, to_device
-from fedsieve.simulate.diagnose import Truth, auroc, diagnose, per_client
+from fedsieve.simulate.diagnose import Truth, auroc, beliefs, diagnose, drift, per_client
 from fedsieve.simulate.directory import CLIENTS, METRICS, MODEL, SCENE, RunDirectory
+from fedsieve.simulate.findings import SiteLabels, findings_of, save_findings
 from fedsieve.simulate.memorise import memorisation
 from fedsieve.simulate.runners import InProcess, Runner, Slots, Workers, fits_graphs, one_thread
 from fedsieve.simulate.store import ClientStore
@@ -71,10 +74,19 @@ class RunInterruptedError(FedsieveError):
 
 
 def run(
-    recipe: Recipe, out: Path, reporter: Reporter | None = None, *, may_fork_out: bool = False
+    recipe: Recipe,
+    out: Path,
+    reporter: Reporter | None = None,
+    *,
+    fork: Path | None = None,
+    may_fork_out: bool = False,
+    data: Dataset | None = None,
 ) -> dict[str, Any]:
     """Carry out `recipe` in the folder `out`, or what is left of it; the result is its summary.
 
+    A new folder may begin as a `fork` of another run: where that one was saved last, to go on with
+    other settings of the same method.
+    `data` stand in for those that the recipe names, where they are in memory already.
     `may_fork_out` lets a long run with `engine.workers = 0` start worker processes by itself. They
     import the main module anew, so a script may only allow it under `if __name__ == "__main__"`.
     """
@@ -85,7 +97,9 @@ def run(
         finished = directory.summary()
         if finished is not None:
             return finished
-        simulation = Simulation.open(recipe, directory, load_data(recipe))
+        if fork is not None and directory.last_checkpoint() is None:
+            directory.begin_as_fork(RunDirectory(fork), recipe)
+        simulation = Simulation.open(recipe, directory, data or load_data(recipe))
         try:
             reporter.started(recipe, out, simulation.rounds_done)
             with _Interrupt() as interrupt:
@@ -105,6 +119,11 @@ def load_data(recipe: Recipe) -> Dataset:
 
 def scene_of(recipe: Recipe, data: Dataset) -> Scene:
     """The recipe's scene: drawn from its seed alone, so every method of that seed shares it."""
+    check(
+        not SOURCES[recipe.data.source].is_own or recipe.scene.noise.kind == "none",
+        f"The labels of {recipe.data.source} are your own, and no noise is added to them; set "
+        'scene.noise.kind = "none".',
+    )
     return build_scene(
         recipe.scene,
         data.train_labels.numpy(),
@@ -112,6 +131,7 @@ def scene_of(recipe: Recipe, data: Dataset) -> Scene:
         recipe.seed,
         class_names=data.classes,
         superclass_of=CIFAR100_SUPERCLASS_OF if len(data.classes) == 100 else None,
+        sites=data.sites,
     )
 
 
@@ -125,6 +145,8 @@ class Simulation:
     world: World
     setup: Setup
     truth: Truth | None
+    classes: tuple[str, ...]
+    site_names: tuple[str, ...]
     runner: Runner
     store: ClientStore
     server: Any
@@ -187,6 +209,8 @@ class Simulation:
             world=world,
             setup=setup,
             truth=truth,
+            classes=data.classes,
+            site_names=data.site_names,
             runner=first_runner(recipe, world, setup, directory.path),
             store=store,
             server=to_device(server, device),
@@ -204,7 +228,8 @@ class Simulation:
             if may_fork_out:
                 self._speed_up(line["seconds"]["train"])
             out_of_time = limit is not None and time.monotonic() - started >= 60 * limit
-            stop = interrupt.asked or out_of_time
+            enough = self.rounds_done == self.recipe.engine.stop_after_rounds
+            stop = interrupt.asked or out_of_time or enough
             if stop or self._checkpoint_is_due():
                 self._checkpoint()
             if stop and self.rounds_done < self.recipe.rounds:
@@ -217,7 +242,7 @@ class Simulation:
 
     def next_round(self) -> dict[str, Any]:
         """Run one round; the result is its line in the metrics."""
-        round, cfg, clock = self.rounds_done, self.recipe.method, _Clock()
+        round, cfg, clock = self.rounds_done, self.recipe.method, Clock()
         selected = self.method.select(
             cfg, self.server, round, Streams(self.recipe.seed, round, SERVER)
         )
@@ -240,6 +265,7 @@ class Simulation:
         clock.lap("merge")
         correct = self.runner.correct(self.method.weights(self.server))
         clock.lap("evaluate")
+        how_far = self._drift(usable, sent)
         diagnostics: dict[str, float] = {}
         at_clients: Mapping[ClientId, Metrics] = {}
         if self.truth is not None:
@@ -254,6 +280,7 @@ class Simulation:
         line = {
             "round": round,
             "accuracy": 100 * correct / len(self.world.test_labels),
+            "drift": how_far,
             "clients": [job.client for job in jobs],
             "refused": {
                 str(client): f"{tensor} is not finite; the update was left out of the average"
@@ -261,7 +288,7 @@ class Simulation:
             },
             "bytes_down": sum(payload_bytes(job.down) for job in jobs),
             "bytes_up": sum(payload_bytes(result.up) for result in results),
-            "client": _means(usable),
+            "client": client_means([result.metrics for result in usable]),
             "server": server_metrics,
             "diagnostics": diagnostics,
             "seconds": clock.laps,
@@ -270,6 +297,15 @@ class Simulation:
         if self.recipe.engine.client_lines:
             self._write_client_lines(round, results, at_clients)
         return line
+
+    @functools.cached_property
+    def _trainable(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.setup.make_model().named_parameters())
+
+    def _drift(self, usable: list[Result], sent: Weights) -> float | None:
+        local = [self.method.local_weights(result.up) for result in usable]
+        with one_thread():
+            return drift(local, sent, self._trainable) if local else None
 
     def _memorisation(
         self, round: int, usable: list[Result], sent: Weights, truth: Truth
@@ -296,11 +332,12 @@ class Simulation:
     def _write_client_lines(
         self, round: int, results: list[Result], memorised: Mapping[ClientId, Metrics]
     ) -> None:
-        sieved = self.method.sieve(self.server)
+        states = {result.client: result.state for result in results}
+        believed = beliefs(self.method, self.method.sieve(self.server), states)
         for result in results:
             line: dict[str, Any] = {"round": round, "client": result.client, **result.metrics}
-            if self.truth is not None and result.client in sieved:
-                line |= per_client(sieved[result.client], self.truth, result.client)
+            if self.truth is not None and result.client in believed:
+                line |= per_client(believed[result.client], self.truth, result.client)
             line |= memorised.get(result.client, {})
             self.directory.append(CLIENTS, line)
 
@@ -339,53 +376,87 @@ class Simulation:
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers; the global model is saved beside them."""
-        weights = self.method.weights(self.server)
-        write_atomically(self.directory.path / MODEL, encode(_Model(weights)))
-        lines = self.directory.lines()
-        accuracy = np.array([line["accuracy"] for line in lines])
-        seconds = [sum(line["seconds"].values()) for line in lines]
-        summary: dict[str, Any] = {
-            "name": self.recipe.name,
-            "method": self.recipe.method.name,
-            "seed": self.recipe.seed,
-            "rounds": len(lines),
-            "last10": float(accuracy[-LAST_ROUNDS:].mean()),
-            "best": float(accuracy.max()),
-            "best_round": int(accuracy.argmax()),
-            "final": float(accuracy[-1]),
-            "bytes_up": sum(line["bytes_up"] for line in lines),
-            "bytes_down": sum(line["bytes_down"] for line in lines),
-            "refused_updates": sum(len(line["refused"]) for line in lines),
-            "minutes": sum(seconds) / 60,
-            "device": str(self.world.device),
-        }
+        save_model(self.directory, self.method.weights(self.server))
+        summary = summary_of(self.recipe, self.directory.lines(), self.world.device)
+        sites = self._site_labels()
+        save_findings(findings_of(self.classes, sites), self.directory.path)
         if self.truth is not None:
             summary["noise"] = float(self.truth.scene.overall_noise(self.truth.labels))
-            summary["suspect_auroc"] = self._suspect_auroc(self.truth)
+            summary["suspect_auroc"] = auroc(
+                np.concatenate([site.p_wrong for site in sites]),
+                np.concatenate([site.given != site.true for site in sites]),
+            )
         return summary
 
-    def _suspect_auroc(self, truth: Truth) -> float:
-        """How well the method's final suspicion separates wrong labels from right ones."""
-        scores, wrong = [], []
-        for client in range(len(self.world.clients)):
-            if not len(self.world.clients[client]):
+    def _site_labels(self) -> list[SiteLabels]:
+        """How the method and the final global model see every label of every client."""
+        sieved = self.method.sieve(self.server)
+        bench, weights = self.runner.bench, self.method.weights(self.server)
+        sites = []
+        for client, held in enumerate(self.world.clients):
+            if not len(held):
                 continue
             shard = self.world.shard(client)
             state = self.store.get(client)
             if state is None:
                 state = self.method.init_client(self.recipe.method, shard)
             down = self.method.send(self.recipe.method, self.server, self.rounds_done, client)
-            bench = self.runner.bench
             with one_thread():
                 suspicion = self.method.suspect(self.recipe.method, state, down, shard, bench)
-            scores.append(suspicion.p_wrong.numpy(force=True))
-            wrong.append(truth.wrong(client))
-        return auroc(np.concatenate(scores), np.concatenate(wrong))
+                raw = bench.view("raw", shard.images, Streams(0, 0, client)("raw"))
+                logits = bench.forward(weights, raw).logits
+                losses = cross_entropy(logits, shard.labels, reduction="none")
+            truth = self.truth
+            sites.append(
+                SiteLabels(
+                    name=self.site_names[client] if self.site_names else f"site {client}",
+                    given=shard.labels.numpy(force=True),
+                    p_wrong=suspicion.p_wrong.numpy(force=True),
+                    suggested=suspicion.suggested.numpy(force=True),
+                    losses=losses.numpy(force=True),
+                    true=None if truth is None else truth.labels[truth.scene.clients[client]],
+                    noise_rate=sieved[client].noise_rate if client in sieved else None,
+                )
+            )
+        return sites
 
 
 @dataclass(frozen=True)
 class _Model:
-    weights: Mapping[str, torch.Tensor]
+    weights: Weights
+
+
+def save_model(directory: RunDirectory, weights: Weights) -> None:
+    """Write the global model into the run's folder."""
+    write_atomically(directory.path / MODEL, encode(_Model(weights)))
+
+
+def summary_of(
+    recipe: Recipe, lines: Sequence[Mapping[str, Any]], device: torch.device
+) -> dict[str, Any]:
+    """A run's lines of metrics in a few numbers; nothing about accuracy where none was measured."""
+    summary: dict[str, Any] = {
+        "name": recipe.name,
+        "method": recipe.method.name,
+        "seed": recipe.seed,
+        "rounds": len(lines),
+    }
+    accuracy = np.array([line["accuracy"] for line in lines if "accuracy" in line])
+    if len(accuracy):
+        summary |= {
+            "last10": float(accuracy[-LAST_ROUNDS:].mean()),
+            "best": float(accuracy.max()),
+            "best_round": int(accuracy.argmax()),
+            "final": float(accuracy[-1]),
+        }
+    seconds = [sum(line["seconds"].values()) for line in lines]
+    return summary | {
+        "bytes_up": sum(line["bytes_up"] for line in lines),
+        "bytes_down": sum(line["bytes_down"] for line in lines),
+        "refused_updates": sum(len(line["refused"]) for line in lines),
+        "minutes": sum(seconds) / 60,
+        "device": str(device),
+    }
 
 
 def first_runner(recipe: Recipe, world: World, setup: Setup, folder: Path) -> Runner:
@@ -401,16 +472,13 @@ def first_runner(recipe: Recipe, world: World, setup: Setup, folder: Path) -> Ru
     return InProcess(recipe, world, setup)
 
 
-def _means(results: list[Result]) -> dict[str, float]:
+def client_means(metrics: Sequence[Metrics]) -> dict[str, float]:
     """The mean of every client metric over the clients that report it."""
-    names = sorted({name for result in results for name in result.metrics})
-    return {
-        name: float(np.mean([r.metrics[name] for r in results if name in r.metrics]))
-        for name in names
-    }
+    names = sorted({name for one in metrics for name in one})
+    return {name: float(np.mean([one[name] for one in metrics if name in one])) for name in names}
 
 
-class _Clock:
+class Clock:
     """Seconds spent in each phase of a round."""
 
     def __init__(self) -> None:

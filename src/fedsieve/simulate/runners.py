@@ -27,14 +27,21 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
-from fedsieve.errors import FedsieveError
-from fedsieve.local.bench import EVALUATION_CHUNK, Bench, EagerBench, Precision, Setup
+from fedsieve.errors import FedsieveError, check
+from fedsieve.local.bench import (
+    EVALUATION_CHUNK,
+    Bench,
+    EagerBench,
+    Precision,
+    Setup,
+    draws_from_torch,
+)
 from fedsieve.local.graph import GraphBench
+from fedsieve.local.slices import Slice, SlicingError, carve, whole
 from fedsieve.local.together import ViewsTogether
 from fedsieve.methods import method
-from fedsieve.recipe import Recipe
+from fedsieve.recipe import Recipe, Slicing
 from fedsieve.serial import decode, encode
 from fedsieve.simulate.world import Job, Result, World, count_correct, run_client
 from fedsieve.types import ClientId, Metrics, Weights
@@ -164,20 +171,28 @@ class Slots:
         set_gpu_arithmetic(recipe.precision)
         self._recipe = recipe
         self._world = world
+        self._setup = setup
+        self._count = count
+        *places, at_views = slot_places(recipe.engine.slices, world, count)
+        self.sliced = places[0].context is not None
+        self._views = ViewsTogether(at_views)
+        self._places: queue.SimpleQueue[Slice] = queue.SimpleQueue()
+        for place in places:
+            self._places.put(place)
+        self._slot = threading.local()
         self._threads = ThreadPoolExecutor(
-            count, initializer=torch.cuda.set_device, initargs=(world.device,)
+            count, thread_name_prefix="slot", initializer=self._enter_slot
         )
-        self._views = ViewsTogether()
-        self._free: queue.SimpleQueue[GraphBench] = queue.SimpleQueue()
-        for _ in range(count):
-            self._free.put(self._new_bench(setup))
-        self.bench = self._new_bench(setup, forward_chunk=EVALUATION_CHUNK["cuda"])
+        self.bench = self._new_bench(forward_chunk=EVALUATION_CHUNK["cuda"])
 
-    def _new_bench(self, setup: Setup, **options: int) -> GraphBench:
+    def _enter_slot(self) -> None:
+        place = self._places.get()
+        place.enter()
+        self._slot.bench = self._new_bench(views=self._views, place=place)
+
+    def _new_bench(self, **options: Any) -> GraphBench:
         compile_model = self._recipe.engine.compile and self._recipe.precision != "fp32"
-        return GraphBench(
-            setup, self._world.device, compile_model=compile_model, views=self._views, **options
-        )
+        return GraphBench(self._setup, self._world.device, compile_model=compile_model, **options)
 
     def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
         # The largest clients first, so that no slot is left alone with one at the end.
@@ -186,29 +201,28 @@ class Slots:
         with _quick_switching():
             results = self._threads.map(functools.partial(self._run, round), longest_first)
             by_client = {result.client: result for result in results}
-        torch.cuda.synchronize()
         return [by_client[job.client] for job in jobs]
 
     def _run(self, round: int, job: Job) -> Result:
-        bench = self._free.get()
+        bench: GraphBench = self._slot.bench
         preparation = contextlib.ExitStack()
         preparation.enter_context(self._views.preparing())
         bench.when_ready = preparation.close
-        try:
-            with torch.cuda.stream(bench.stream), preparation:
-                return run_client(self._recipe, self._world, bench, round, job)
-        finally:
-            self._free.put(bench)
+        with torch.cuda.stream(bench.stream), preparation:
+            result = run_client(self._recipe, self._world, bench, round, job)
+        bench.stream.synchronize()
+        return result
 
     def replay(self, steps: int) -> None:
         """Let every slot repeat the steps that it captured last, and nothing else: for timing."""
-        benches = [self._free.get() for _ in range(self._free.qsize())]
-        torch.cuda.synchronize()
-        for done in self._threads.map(lambda bench: bench.replay(steps), benches):
-            assert done is None
-        torch.cuda.synchronize()
-        for bench in benches:
-            self._free.put(bench)
+        all_ready = threading.Barrier(self._count)  # so that each thread takes one call
+        list(self._threads.map(self._replay, [all_ready] * self._count, [steps] * self._count))
+
+    def _replay(self, all_ready: threading.Barrier, steps: int) -> None:
+        all_ready.wait()
+        bench: GraphBench = self._slot.bench
+        bench.replay(steps)
+        bench.stream.synchronize()
 
     def correct(self, weights: Weights) -> int:
         self.bench.stream.wait_stream(torch.cuda.current_stream())
@@ -219,15 +233,39 @@ class Slots:
 
     def close(self) -> None:
         self._threads.shutdown()
+        self._views.close()
+
+
+EVEN = 1.25
+"""Slices serve rounds whose largest client is at most this many times the mean one. A slot with a
+slice cannot use what the others leave idle when they are done."""
+
+
+def slot_places(slicing: Slicing, world: World, slots: int) -> list[Slice]:
+    """Where each slot works, and then where views are made."""
+    if slicing == "always" or (slicing == "auto" and unevenness(world, slots) <= EVEN):
+        try:
+            return [*carve(world.device, slots), whole(world.device)]
+        except SlicingError as reason:
+            check(
+                slicing == "auto",
+                f"engine.slices is 'always', but this is {reason}; use 'auto' or 'never'.",
+            )
+    return [whole(world.device)] * (slots + 1)
+
+
+def unevenness(world: World, selected: int) -> float:
+    """Expected size of the largest of `selected` random clients over the mean size."""
+    sizes = np.sort([len(indices) for indices in world.clients]).astype(np.float64)
+    # P(largest of m draws with replacement ≤ i-th smallest) = (i / K)^m
+    below = (np.arange(len(sizes) + 1) / len(sizes)) ** selected
+    return float((np.diff(below) * sizes).sum() / sizes.mean())
 
 
 def fits_graphs(setup: Setup) -> bool:
     """Whether a captured step repeats: not with dropout that draws from torch's own generator,
-    which all slots share, nor with dropout in evaluation mode."""
-    return not any(
-        isinstance(module, _DropoutNd) or getattr(module, "always_on", False)
-        for module in setup.make_model().modules()
-    )
+    which all slots share."""
+    return not draws_from_torch(setup.make_model())
 
 
 @contextlib.contextmanager

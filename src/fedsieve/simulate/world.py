@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,40 @@ class ModelMaker:
 
 
 def make_setup(recipe: Recipe, data: Dataset) -> Setup:
-    """The workbench's parts for this recipe; the image size is what the views make of it."""
+    """The workbench's parts for this recipe on these data."""
+    return setup_for(resolved(recipe, data), tuple(data.train_images.shape[1:]), len(data.classes))
+
+
+def resolved(recipe: Recipe, data: Dataset) -> Recipe:
+    """The recipe with the views and the normalisation that it leaves to the source written out."""
+    own = recipe.data
+    return replace(
+        recipe,
+        data=replace(
+            own,
+            views=own.views or data.views,
+            mean=own.mean or data.mean,
+            std=own.std or data.std,
+        ),
+    )
+
+
+def setup_for(recipe: Recipe, shape: tuple[int, ...], num_classes: int) -> Setup:
+    """The workbench's parts for a resolved recipe and images of shape (channels, height, width);
+    the size that the model sees is what the views make of it."""
+    data = recipe.data
+    assert data.views is not None
+    assert data.mean is not None
+    assert data.std is not None
     views = view_set(data.views)
-    sample = views.raw(data.train_images[:1], rng_for(recipe.seed, 0, SERVER, "image size"))
+    blank = torch.zeros((1, *shape), dtype=torch.uint8)
+    sample = views.raw(blank, rng_for(recipe.seed, 0, SERVER, "image size"))
     _, channels, height, width = sample.shape
-    maker = ModelMaker(recipe.model, channels, height, width, len(data.classes), recipe.seed)
+    check(
+        len(data.mean) == len(data.std) == channels,
+        f"data.mean and data.std must have one number for each of the {channels} channels.",
+    )
+    maker = ModelMaker(recipe.model, channels, height, width, num_classes, recipe.seed)
     return Setup(maker, views, data.mean, data.std, recipe.sgd, recipe.precision)
 
 
@@ -107,8 +137,12 @@ class Result:
 
 def run_client(recipe: Recipe, world: World, bench: Bench, round: int, job: Job) -> Result:
     """Everything that happens at one site in one round."""
+    return run_site(recipe, world.shard(job.client), bench, round, job)
+
+
+def run_site(recipe: Recipe, shard: Shard, bench: Bench, round: int, job: Job) -> Result:
+    """The same, for a site that holds nothing but its own shard."""
     chosen = method(recipe.method.name)
-    shard = world.shard(job.client)
     state = chosen.init_client(recipe.method, shard) if job.state is None else job.state
     rng = Streams(recipe.seed, round, job.client)
     state, up, metrics = chosen.train(recipe.method, state, job.down, shard, bench, rng)
@@ -146,6 +180,8 @@ def client_memory(megabytes: int, device: torch.device) -> int:
 
 def pick_device(name: str) -> torch.device:
     """The device called `name`; "auto" is a GPU where there is one."""
+    # Read when CUDA starts: with the default of eight, ten slots share queues.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsieve.data.sources.cifar import (
     CIFAR100_SUPERCLASS_OF,
@@ -18,6 +19,9 @@ from fedsieve.data.sources.digits import load_digits
 from fedsieve.data.sources.idx import load_fashion_mnist, load_mnist
 from fedsieve.data.sources.npz import load_npz
 from fedsieve.errors import FedsieveError, check
+
+if TYPE_CHECKING:
+    from fedsieve.data.own.reading import Kind
 
 __all__ = [
     "CIFAR100_SUPERCLASSES",
@@ -39,6 +43,17 @@ class Source:
     place: str | None
     """what a path to this source must hold; None where it is read from no file"""
     read: Callable[[Path], Dataset]
+    is_own: bool = False
+    """whether its labels are what people gave: no truth is known, and no noise is added to them"""
+
+
+def _own(kind: Kind) -> Callable[[Path], Dataset]:
+    def read(path: Path) -> Dataset:
+        from fedsieve.data.own.dataset import load_own  # late, since it is built on this package
+
+        return load_own(path, kind)
+
+    return read
 
 
 SOURCES: dict[str, Source] = {
@@ -71,6 +86,24 @@ SOURCES: dict[str, Source] = {
         "a million shop photographs in 14 classes with real label noise, clean test labels",
         "the folder with images/ and the official lists",
         load_clothing1m,
+    ),
+    "folder": Source(
+        "your own images: one folder for each class",
+        "the folder",
+        _own("folder"),
+        is_own=True,
+    ),
+    "table": Source(
+        "your own images: a table with the columns path and label (and site)",
+        "the table, or a folder with labels.csv",
+        _own("table"),
+        is_own=True,
+    ),
+    "sites": Source(
+        "your own images, a ready federation: one folder, table or .npz file for each site",
+        "the folder of the sites",
+        _own("sites"),
+        is_own=True,
     ),
     "npz": Source(
         "your own images: one .npz file with x (uint8 images) and y (labels)",

@@ -43,6 +43,10 @@ class Dataset:
     """True where the training labels come wrong by nature, so that no true ones are known"""
     validation_images: Tensor | None = None
     validation_labels: Tensor | None = None
+    sites: NDArray[np.int64] | None = None
+    """(n,) which site holds a training sample, 0 … K−1; None where the data do not say"""
+    site_names: tuple[str, ...] = ()
+    """(K) their names, in order"""
 
     def __post_init__(self) -> None:
         check(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits as sklearn_digits
 
 from fedsieve.data.sources.dataset import Dataset, channel_statistics, every_fifth_per_class
 
@@ -14,6 +13,9 @@ def load_digits() -> Dataset:
 
     The pixel values 0..16 are stretched to 0..255.
     """
+    # Not above: its second of import is not for those who read other sources.
+    from sklearn.datasets import load_digits as sklearn_digits
+
     pixels, digits = sklearn_digits(return_X_y=True)
     images = np.rint(pixels.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = digits.astype(np.int64)

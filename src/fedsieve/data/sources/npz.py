@@ -25,8 +25,8 @@ def load_npz(file: Path) -> Dataset:
     Optional: `classes`, the names; `x_test` and `y_test`, without which the third of every five
     samples of a class is a test sample. Mean and std are those of the train split.
     """
-    arrays = _read(file)
-    images, labels = _images(file, arrays, "x"), _labels(file, arrays, "y")
+    arrays = read_arrays(file)
+    images, labels = images_in(file, arrays, "x"), labels_in(file, arrays, "y")
     check(
         len(images) == len(labels),
         f"{file}: x holds {len(images)} images, but y {len(labels)} labels.",
@@ -39,8 +39,8 @@ def load_npz(file: Path) -> Dataset:
         train, test = (
             (images, labels),
             (
-                _images(file, arrays, "x_test"),
-                _labels(file, arrays, "y_test"),
+                images_in(file, arrays, "x_test"),
+                labels_in(file, arrays, "y_test"),
             ),
         )
     else:
@@ -52,9 +52,12 @@ def load_npz(file: Path) -> Dataset:
         train, test = (images[~is_test], labels[~is_test]), (images[is_test], labels[is_test])
     train_images = torch.from_numpy(train[0])
     mean, std = channel_statistics(train_images)
+    classes = classes_in(file, arrays)
+    if classes is None:
+        classes = numbered_classes(file, np.concatenate([train[1], test[1]]))
     return Dataset(
         name=file.stem,
-        classes=_classes(file, arrays, np.concatenate([train[1], test[1]])),
+        classes=classes,
         train_images=train_images,
         train_labels=torch.from_numpy(train[1]),
         test_images=torch.from_numpy(test[0]),
@@ -65,7 +68,8 @@ def load_npz(file: Path) -> Dataset:
     )
 
 
-def _read(file: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """Those of the known arrays that the file holds; nothing is unpickled."""
     check(
         file.is_file(),
         f"There is no file {file}: give the path of an .npz file with x (uint8 images) and y "
@@ -84,7 +88,8 @@ def _read(file: Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def _images(file: Path, arrays: dict[str, NDArray[Any]], key: str) -> NDArray[np.uint8]:
+def images_in(file: Path, arrays: dict[str, NDArray[Any]], key: str) -> NDArray[np.uint8]:
+    """The images in array `key` as (n, channels, height, width)."""
     check(key in arrays, f"{file} has no array {key}: it must hold uint8 images.")
     x = arrays[key]
     check(
@@ -103,7 +108,8 @@ def _images(file: Path, arrays: dict[str, NDArray[Any]], key: str) -> NDArray[np
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
 
 
-def _labels(file: Path, arrays: dict[str, NDArray[Any]], key: str) -> NDArray[np.int64]:
+def labels_in(file: Path, arrays: dict[str, NDArray[Any]], key: str) -> NDArray[np.int64]:
+    """The labels in array `key`, numbers from 0."""
     check(key in arrays, f"{file} has no array {key}: it must hold a label for each image.")
     y = arrays[key]
     check(
@@ -117,16 +123,20 @@ def _labels(file: Path, arrays: dict[str, NDArray[Any]], key: str) -> NDArray[np
     return y.astype(np.int64)
 
 
-def _classes(
-    file: Path, arrays: dict[str, NDArray[Any]], labels: NDArray[np.int64]
-) -> tuple[str, ...]:
-    if "classes" in arrays:
-        names = arrays["classes"]
-        check(
-            names.dtype.kind == "U" and names.ndim == 1,
-            f"{file}: classes must be a list of text, not {names.dtype} {names.shape}.",
-        )
-        return tuple(str(name) for name in names)
+def classes_in(file: Path, arrays: dict[str, NDArray[Any]]) -> tuple[str, ...] | None:
+    """The class names that the file holds, or None."""
+    if "classes" not in arrays:
+        return None
+    names = arrays["classes"]
+    check(
+        names.dtype.kind == "U" and names.ndim == 1,
+        f"{file}: classes must be a list of text, not {names.dtype} {names.shape}.",
+    )
+    return tuple(str(name) for name in names)
+
+
+def numbered_classes(file: Path, labels: NDArray[np.int64]) -> tuple[str, ...]:
+    """The class numbers as names, where there are no others."""
     count = int(labels.max()) + 1
     check(
         count <= len(labels),

@@ -11,6 +11,7 @@ from fedsieve.data.views.view import (
     CentreCrop,
     Chain,
     Raw,
+    Resize,
     Rotate,
     SimClr,
     Strong,
@@ -44,11 +45,13 @@ class ViewSet:
 
 
 def view_set(name: str) -> ViewSet:
-    """The view set called `name`: cifar10, cifar100, mnist, digits, clothing1m or plain."""
+    """The view set called `name`: that of a source (cifar10, cifar100, mnist, digits, clothing1m),
+    plain, or one of those that a paper's experiments ask for."""
     return _named(_PRESETS, name, "view set")
 
 
 _CLOTHING_SIDE = 224
+_RESIZED = Resize(_CLOTHING_SIDE)
 
 _PRESETS: Mapping[str, ViewSet] = {
     "cifar10": ViewSet(weak=Weak(), strong=Strong(), aug=SimClr()),
@@ -70,6 +73,18 @@ _PRESETS: Mapping[str, ViewSet] = {
         aug=Chain((CentreCrop(_CLOTHING_SIDE), SimClr())),
     ),
     "plain": ViewSet(),
+    # FedLSR and its baselines train on the images as they are; the second version alone is
+    # distorted.
+    "fedlsr-mnist": ViewSet(aug=Rotate()),
+    "fedlsr-cifar10": ViewSet(aug=SimClr()),
+    "fedlsr-clothing1m": ViewSet(
+        raw=_RESIZED, weak=_RESIZED, strong=_RESIZED, aug=Chain((_RESIZED, SimClr()))
+    ),
+    # What FedLSR's Table 1 trains plain FedAvg on.
+    "flip": ViewSet(weak=Weak(padding=0)),
+    "rotate5": ViewSet(weak=Rotate(5.0)),
+    "rotate15": ViewSet(weak=Rotate(15.0)),
+    "rotate30": ViewSet(weak=Rotate(30.0)),
 }
 
 

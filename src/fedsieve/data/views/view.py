@@ -79,6 +79,24 @@ class CentreCrop(View):
 
 
 @dataclass(frozen=True, slots=True)
+class Resize(View):
+    """The whole image, resized to `size` x `size` pixels as Pillow's BILINEAR filter does."""
+
+    size: int
+
+    draws = 0
+
+    def __post_init__(self) -> None:
+        _check_size(self.size)
+
+    def apply(self, images: Tensor, uniforms: FloatArray) -> Tensor:
+        height, width = images.shape[2:]
+        return geometry.resized_crop(
+            images, np.tile([0, 0, height, width], (len(images), 1)), self.size
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Weak(View):
     """Random crop with black padding, mirrored with probability 1/2, rotated by U(-rotate, rotate).
 

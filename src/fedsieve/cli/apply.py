@@ -1,0 +1,37 @@
+"""`fedsieve apply`: carry out what people decided about labels, on a copy of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from fedsieve.cli.options import POSITIONAL, parse
+from fedsieve.data.own import Reading, apply_verdicts, read_verdicts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions:
+    """Write a corrected copy of your data. The data themselves are only read."""
+
+    verdicts: Path = field(metadata=POSITIONAL)
+    """A table with the columns id, site, given, verdict (keep, relabel, drop or skip) and
+    new_label."""
+    data: Path = field(metadata=POSITIONAL)
+    """The data that were audited: a folder, a table or an .npz file."""
+    out: Path
+    """The new folder; it must not be there yet, or be empty."""
+    kind: Literal["auto", "folder", "table", "npz", "sites"] = "auto"
+    """How the data are laid out, where that cannot be told by looking."""
+
+
+def main(argv: Sequence[str]) -> int:
+    options = parse(ApplyOptions, "fedsieve apply", argv)
+    verdicts = read_verdicts(options.verdicts)
+    done = apply_verdicts(verdicts, options.data, options.out, Reading(kind=options.kind))
+    print(
+        f"Wrote {options.out}: labels changed: {done.relabelled:,}, images left out: "
+        f"{done.dropped:,}, as they were: {done.kept:,}. {options.data} is untouched."
+    )
+    return 0

@@ -1,0 +1,120 @@
+"""Slices of a GPU: multiprocessors that belong to one slot alone.
+
+A step of batch 32 is a few hundred kernels, each far too small for a large GPU. On a shared GPU
+ten such steps side by side compete: every kernel was chosen for an empty GPU and spreads over all
+of it. In a CUDA green context a stream owns a few multiprocessors, kernels are chosen for those,
+and the slots do not disturb each other but for the memory.
+
+A thread enters its slice once and stays. What has to be known: cuDNN works only while the slice's
+context is current, so backward passes must run in the thread itself and not in autograd's own;
+events of one context cannot be recorded in another, so work that crosses slices is ordered by
+waiting on the host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_SM = 1
+"""CU_DEV_RESOURCE_TYPE_SM"""
+_ANY_MULTIPROCESSORS = 1
+"""CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING: sizes need not be multiples of eight."""
+_NON_BLOCKING = 1
+"""CU_GREEN_CTX_DEFAULT_STREAM and CU_STREAM_NON_BLOCKING alike."""
+_RESOURCE_BYTES, _COUNT_OFFSET = 144, 96
+"""Size of CUdevResource, and where it keeps the number of multiprocessors."""
+
+
+class SlicingError(Exception):
+    """This GPU or its driver cannot be sliced."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A share of a GPU, or (without a context) all of it."""
+
+    device: torch.device
+    multiprocessors: int
+    context: ctypes.c_void_p | None = None
+    new_stream: Callable[[], int] | None = None
+
+    def enter(self) -> None:
+        """Make this the slice in which the calling thread works from now on."""
+        torch.cuda.set_device(self.device)
+        if self.context is not None:
+            # A thread of autograd's own would work outside the slice.
+            torch.autograd.set_multithreading_enabled(False)
+            _call("cuCtxSetCurrent", self.context)
+
+    def stream(self) -> torch.cuda.Stream:
+        """A new stream whose work runs on this slice."""
+        if self.new_stream is None:
+            return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.ExternalStream(self.new_stream(), self.device)  # type: ignore[no-untyped-call]
+
+
+def whole(device: torch.device) -> Slice:
+    """The GPU as it is."""
+    return Slice(device, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def carve(device: torch.device, count: int) -> list[Slice]:
+    """`count` slices of equal size; `SlicingError` where that cannot be had."""
+    size = whole(device).multiprocessors // count // 2 * 2
+    if size < 2:
+        raise SlicingError(f"a GPU with too few multiprocessors for {count} slices")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    number, resource = ctypes.c_int(), _resource()
+    _call("cuDeviceGet", ctypes.byref(number), index)
+    _call("cuDeviceGetDevResource", number, resource, _SM)
+    groups, made = (ctypes.c_char * (_RESOURCE_BYTES * count))(), ctypes.c_uint(count)
+    _call(
+        "cuDevSmResourceSplitByCount",
+        groups,
+        ctypes.byref(made),
+        resource,
+        _resource(),
+        _ANY_MULTIPROCESSORS,
+        size,
+    )
+    if made.value < count:
+        raise SlicingError(f"a GPU that gives {made.value} slices instead of {count}")
+    parts = [groups.raw[i * _RESOURCE_BYTES : (i + 1) * _RESOURCE_BYTES] for i in range(count)]
+    return [_slice(device, number, part) for part in parts]
+
+
+def _slice(device: torch.device, number: ctypes.c_int, part: bytes) -> Slice:
+    resource = _resource(part)
+    description, green, context = (ctypes.c_void_p() for _ in range(3))
+    _call("cuDevResourceGenerateDesc", ctypes.byref(description), resource, 1)
+    _call("cuGreenCtxCreate", ctypes.byref(green), description, number, _NON_BLOCKING)
+    _call("cuCtxFromGreenCtx", ctypes.byref(context), green)
+    size = ctypes.c_uint.from_buffer(resource, _COUNT_OFFSET).value
+    return Slice(device, size, context, functools.partial(_new_stream, green))
+
+
+def _new_stream(green: ctypes.c_void_p) -> int:
+    stream = ctypes.c_void_p()
+    _call("cuGreenCtxStreamCreate", ctypes.byref(stream), green, _NON_BLOCKING, 0)
+    assert stream.value is not None
+    return stream.value
+
+
+def _resource(content: bytes = b"") -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(content, _RESOURCE_BYTES)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a function of the CUDA driver."""
+    try:
+        function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError):
+        raise SlicingError("a CUDA driver without green contexts") from None
+    if status := function(*arguments):
+        raise SlicingError(f"{name} failed with status {status}")

@@ -1,0 +1,196 @@
+"""A slice is a smaller GPU: it trains to the same weights, beside others that do the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graph_stage import a_plan, a_setup, assert_close, needs_gpu
+
+from fedsieve.errors import FedsieveError
+from fedsieve.local import slices
+from fedsieve.local.bench import EagerBench
+from fedsieve.local.graph import GraphBench
+from fedsieve.local.plan import Fitted
+from fedsieve.local.slices import Slice, SlicingError, carve, whole
+from fedsieve.local.together import ViewsTogether
+from fedsieve.simulate import runners
+from fedsieve.simulate.runners import set_gpu_arithmetic, slot_places, unevenness
+from fedsieve.simulate.world import World
+
+CPU = torch.device("cpu")
+
+
+def world_of(sizes: list[int]) -> World:
+    nothing = torch.zeros(0)
+    starts = np.cumsum([0, *sizes])
+    clients = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
+    return World(nothing, nothing, nothing, nothing, clients, num_classes=2)
+
+
+def test_equal_clients_are_even() -> None:
+    assert unevenness(world_of([7, 7, 7]), 2) == pytest.approx(1)
+
+
+def test_unevenness_is_the_expected_largest_over_the_mean() -> None:
+    # Two draws from {1, 3}: the larger is 1 with probability 1/4, else 3; the mean size is 2.
+    assert unevenness(world_of([3, 1]), 2) == pytest.approx((0.25 * 1 + 0.75 * 3) / 2)
+
+
+def test_one_drawn_client_is_as_large_as_the_mean() -> None:
+    assert unevenness(world_of([1, 2, 9]), 1) == pytest.approx(1)
+
+
+@dataclass
+class FakeGpu:
+    """Stands in for the driver: 100 multiprocessors, or none that can be sliced."""
+
+    can_slice: bool
+
+    def whole(self, device: torch.device) -> Slice:
+        return Slice(device, 100)
+
+    def carve(self, device: torch.device, count: int) -> list[Slice]:
+        if not self.can_slice:
+            raise SlicingError("a GPU without slices")
+        return [Slice(device, 100 // count) for _ in range(count)]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    def install(can_slice: bool) -> None:
+        fake = FakeGpu(can_slice)
+        monkeypatch.setattr(runners, "carve", fake.carve)
+        monkeypatch.setattr(runners, "whole", fake.whole)
+
+    return install
+
+
+EVEN, UNEVEN = [10] * 5, [1, 1, 1, 1, 30]
+
+
+@pytest.mark.parametrize(
+    ("slicing", "sizes", "can_slice", "expected"),
+    [
+        ("auto", EVEN, True, [25] * 4),
+        ("auto", UNEVEN, True, [100] * 4),
+        ("auto", EVEN, False, [100] * 4),
+        ("always", UNEVEN, True, [25] * 4),
+        ("never", EVEN, True, [100] * 4),
+    ],
+)
+def test_slots_get_slices_where_that_pays(
+    gpu: Callable[[bool], None],
+    slicing: Any,
+    sizes: list[int],
+    can_slice: bool,
+    expected: list[int],
+) -> None:
+    gpu(can_slice)
+    *slots, views = slot_places(slicing, world_of(sizes), 4)
+    assert [place.multiprocessors for place in slots] == expected
+    assert views.multiprocessors == 100
+
+
+def test_slices_that_must_be_but_cannot(gpu: Callable[[bool], None]) -> None:
+    gpu(False)
+    with pytest.raises(FedsieveError, match="'always', but this is a GPU without slices"):
+        slot_places("always", world_of(EVEN), 4)
+
+
+def test_too_many_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "whole", lambda device: Slice(device, 7))
+    with pytest.raises(SlicingError, match="too few multiprocessors for 4 slices"):
+        carve(CPU, 4)
+
+
+class Driver:
+    """A CUDA driver that gives fewer slices than asked for, or refuses."""
+
+    def __init__(self, groups: int, status: int = 0) -> None:
+        self.groups, self.status = groups, status
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def function(*arguments: Any) -> int:
+            self.called.append(name)
+            if name == "cuDevSmResourceSplitByCount":
+                arguments[1]._obj.value = self.groups
+            return self.status
+
+        return function
+
+
+@pytest.fixture
+def on_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    def install(driver: object) -> None:
+        def load(name: str) -> object:
+            if driver is None:
+                raise OSError(name)
+            return driver
+
+        monkeypatch.setattr(slices, "whole", lambda device: Slice(device, 132))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr("ctypes.CDLL", load)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("driver", "sentence"),
+    [
+        (None, "a CUDA driver without green contexts"),
+        (object(), "a CUDA driver without green contexts"),
+        (Driver(groups=8), "a GPU that gives 8 slices instead of 11"),
+        (Driver(groups=11, status=801), "cuDeviceGet failed with status 801"),
+    ],
+)
+def test_a_driver_that_cannot(
+    on_driver: Callable[[object], None], driver: object, sentence: str
+) -> None:
+    on_driver(driver)
+    with pytest.raises(SlicingError, match=sentence):
+        carve(torch.device("cuda"), 11)
+
+
+def test_a_green_context_for_every_slice(on_driver: Callable[[object], None]) -> None:
+    driver = Driver(groups=11)
+    on_driver(driver)
+    made = carve(torch.device("cuda"), 11)
+    assert len(made) == driver.called.count("cuGreenCtxCreate") == 11
+    assert all(place.context is not None for place in made)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_two_slices_side_by_side_train_as_the_plain_loop_does() -> None:
+    set_gpu_arithmetic("fp32")
+    device = torch.device("cuda")
+    plan, setup = a_plan(), a_setup()
+    eager = EagerBench(setup, device).fit(plan)
+    torch.cuda.synchronize()
+    places = carve(device, 4)
+    assert sum(place.multiprocessors for place in places) <= whole(device).multiprocessors
+    views = ViewsTogether(whole(device))
+
+    def train(place: Slice) -> Fitted:
+        place.enter()
+        bench = GraphBench(setup, device, compile_model=False, views=views, place=place)
+        with torch.cuda.stream(bench.stream), views.preparing():
+            fitted = bench.fit(plan)
+        bench.stream.synchronize()
+        return fitted
+
+    with ThreadPoolExecutor(2) as threads:
+        for fitted in threads.map(train, places[:2]):
+            assert_close(plan, eager, fitted)
+    views.close()
