@@ -85,6 +85,9 @@ WHY_NOT = {
         "https://github.com/Cysu/noisy_label): ask them, then put "
         f"{', '.join(LAYOUT)} into one folder and give that folder."
     ),
+} | {
+    kind: f"{kind} cannot be downloaded: it is your own images; give their place with --data.path."
+    for kind in ("folder", "table", "sites")
 }
 
 
