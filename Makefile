@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-gpu setup format clean
+.PHONY: demo test test-flower test-gpu setup format clean
 
 demo: setup
 	$(BIN)/fedsieve run
@@ -11,7 +11,11 @@ test: setup
 	$(BIN)/ruff format --check src tests
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q --cov --cov-report=term:skip-covered --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m 'not processes' --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+# Federations on Flower, most of them with a SuperLink and SuperNodes of their own on this machine.
+test-flower: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m flower --durations=10 tests/flower
 
 # On a machine with a CUDA device; PYTHON may be any interpreter that has torch for it.
 test-gpu:
@@ -21,7 +25,7 @@ setup: .venv/.complete
 
 .venv/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	touch $@
 
 format: setup
