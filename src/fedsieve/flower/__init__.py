@@ -1,0 +1,17 @@
+"""The same methods on many machines, carried by Flower (`pip install fedsieve[flower]`).
+
+Import this package before anything of Flower's: it switches Flower's telemetry off, unless the
+environment says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+
+def app_folder() -> Path:
+    """The ready Flower app; `flwr run FOLDER …` starts a federation with it."""
+    return Path(__file__).parent / "app"

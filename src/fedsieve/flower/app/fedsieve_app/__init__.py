@@ -1,0 +1,1 @@
+"""fedsieve as a Flower app."""

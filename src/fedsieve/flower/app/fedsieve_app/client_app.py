@@ -1,0 +1,5 @@
+"""The ClientApp of a federation."""
+
+from fedsieve.flower.client import app
+
+__all__ = ["app"]

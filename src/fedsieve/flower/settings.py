@@ -1,0 +1,72 @@
+"""What `flwr run --run-config` tells the server."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsieve.errors import FedsieveError, check
+from fedsieve.recipe import Recipe, cells, read_recipe, recipe_from_table
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `flwr run --run-config` says."""
+
+    recipe: Recipe
+    out: Path
+    sites: int
+    """Sites to wait for."""
+    deadline: float
+    """Seconds that sites have for a round."""
+    wait: float
+    """Seconds to wait for sites before giving up; 0: for ever."""
+
+    def __post_init__(self) -> None:
+        check(self.sites >= 0, f"sites must be at least 0, not {self.sites}.")
+        check(self.deadline > 0, f"deadline must be above 0, not {self.deadline}.")
+        check(self.wait >= 0, f"wait must be at least 0, not {self.wait}.")
+        check(
+            self.out.is_absolute(),
+            f"out must be the absolute path of a folder at the server, not {str(self.out)!r}: "
+            "Flower decides where the server's process runs.",
+        )
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Settings:
+        name, text = str(config["recipe"]), str(config["recipe-toml"])
+        check(bool(name) != bool(text), "Give either recipe or recipe-toml in --run-config.")
+        check(bool(config["out"]), 'Give out="…", the server\'s folder, in --run-config.')
+        table = read_recipe(name) if name else _toml(text)
+        runs = cells(table)
+        check(
+            len(runs) == 1,
+            f"The recipe has a [sweep] of {len(runs)} runs; a federation carries out one.",
+        )
+        recipe = recipe_from_table(runs[0].table)
+        return Settings(
+            recipe=recipe,
+            out=Path(str(config["out"])).expanduser(),
+            sites=int(_number(config, "sites")) or recipe.scene.clients,
+            deadline=_number(config, "deadline"),
+            wait=_number(config, "wait"),
+        )
+
+
+def _number(config: Mapping[str, Any], key: str) -> float:
+    value = config[key]
+    check(
+        isinstance(value, int | float) and not isinstance(value, bool),
+        f"{key} must be a number, not {value!r}.",
+    )
+    return float(value)
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedsieveError(f"recipe-toml is not valid TOML: {error}.") from None

@@ -1,0 +1,245 @@
+"""The server's settings, how a federation is founded, and the folder it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the federation needs fedsieve[flower]")
+
+from flower_stage import Stage, small_recipe
+from flwr.app import Context, RecordDict
+
+from fedsieve.cli import main as command_line
+from fedsieve.data.sources.digits import load_digits
+from fedsieve.errors import FedsieveError
+from fedsieve.flower import app_folder, client, server
+from fedsieve.flower.founding import Founded, Member, data_of_server, found, to_send
+from fedsieve.flower.grid import InProcessGrid
+from fedsieve.flower.messages import Hello
+from fedsieve.flower.server import first_mismatch, most_bytes
+from fedsieve.flower.settings import Settings
+from fedsieve.recipe import recipe_from_table
+from fedsieve.simulate.run import run
+
+
+def config_of_app(**settings: Any) -> dict[str, Any]:
+    """The run config that the app's own pyproject declares, with some settings changed."""
+    table = tomllib.loads((app_folder() / "pyproject.toml").read_text())
+    declared: dict[str, Any] = table["tool"]["flwr"]["app"]["config"]
+    changed = {key.replace("_", "-"): value for key, value in settings.items()}
+    assert set(changed) <= set(declared)
+    return declared | changed
+
+
+def test_the_app_names_things_that_are_there() -> None:
+    table = tomllib.loads((app_folder() / "pyproject.toml").read_text())
+    for component in table["tool"]["flwr"]["app"]["components"].values():
+        module, name = component.split(":")
+        text = (app_folder() / f"{module.replace('.', '/')}.py").read_text()
+        assert f'__all__ = ["{name}"]' in text
+    code = "import fedsieve_app.client_app as c, fedsieve_app.server_app as s; print(c.app, s.app)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(app_folder()), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+    assert b"ClientApp" in done.stdout
+    assert b"ServerApp" in done.stdout
+
+
+def test_flower_reports_to_nobody_unless_told_to() -> None:
+    code = "import fedsieve.flower, flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
+    env = {k: v for k, v in os.environ.items() if k != "FLWR_TELEMETRY_ENABLED"}
+    for said, expected in ((None, b"0"), ("1", b"1")):
+        told = env if said is None else env | {"FLWR_TELEMETRY_ENABLED": said}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=told, capture_output=True, check=True
+        )
+        assert done.stdout.strip() == expected
+
+
+def test_a_recipe_comes_by_name_by_path_or_as_text(tmp_path: Path) -> None:
+    text = "rounds = 7\nclients_per_round = 2\n[scene]\nclients = 5\n"
+    (tmp_path / "mine.toml").write_text(text)
+    by_path = Settings.of(config_of_app(recipe=str(tmp_path / "mine.toml"), out="/srv/run"))
+    by_text = Settings.of(config_of_app(recipe_toml=text, out="/srv/run", sites=3))
+    assert by_path.recipe == by_text.recipe
+    assert (by_path.sites, by_text.sites) == (5, 3)
+    assert by_path.recipe.rounds == 7
+    assert (by_path.out, by_path.deadline, by_path.wait) == (Path("/srv/run"), 3600.0, 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"out": "/x"}, "Give either recipe or recipe-toml"),
+        ({"out": "/x", "recipe": "demo", "recipe_toml": "rounds = 1"}, "Give either recipe or"),
+        ({"recipe_toml": "rounds = 1"}, "Give out="),
+        ({"recipe_toml": "rounds = 1", "out": "here"}, "absolute path of a folder at the server"),
+        ({"recipe_toml": "rounds =", "out": "/x"}, "recipe-toml is not valid TOML"),
+        ({"recipe": "demo", "out": "/x"}, r"has a \[sweep\] of 6 runs"),
+        ({"recipe": "no-such", "out": "/x"}, "There is no recipe 'no-such'"),
+        ({"recipe_toml": "rounds = 1", "out": "/x", "sites": "3"}, "sites must be a number"),
+        ({"recipe_toml": "rounds = 1", "out": "/x", "wait": True}, "wait must be a number"),
+        ({"recipe_toml": "rounds = 1", "out": "/x", "sites": -1}, "sites must be at least 0"),
+        ({"recipe_toml": "rounds = 1", "out": "/x", "deadline": 0.0}, "deadline must be above 0"),
+        ({"recipe_toml": "rounds = 1", "out": "/x", "wait": -1.0}, "wait must be at least 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: Any, sentence: str) -> None:
+    with pytest.raises(FedsieveError, match=sentence):
+        Settings.of(config_of_app(**settings))
+
+
+def test_the_server_app_runs_by_its_settings(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    (tmp_path / "recipe.toml").write_text(to_send(small_recipe(rounds=1)))
+    config = config_of_app(recipe=str(tmp_path / "recipe.toml"), out=str(stage.out))
+    context = Context(1, 1, {}, RecordDict(), config)
+    server.app(InProcessGrid(client.app, stage.nodes()), context)
+    assert json.loads((stage.out / "summary.json").read_bytes())["rounds"] == 1
+
+
+def test_what_is_sent_holds_no_path_of_the_servers(tmp_path: Path) -> None:
+    recipe = small_recipe(data={"source": "digits", "path": str(tmp_path)})
+    assert str(tmp_path) not in to_send(recipe)
+    sent = recipe_from_table(tomllib.loads(to_send(recipe)))
+    assert replace(sent, data=recipe.data) == recipe
+
+
+# ------------------------------------------------------------------------------------- founding
+
+
+def hello(site: str, client: int | None = None, **changes: Any) -> Hello:
+    return replace(
+        Hello(site, client, 10, ("a", "b"), (1, 8, 8), (0.5,), (0.2,)),
+        **changes,
+    )
+
+
+def own_data(**settings: Any) -> Any:
+    return small_recipe(data={"source": "folder"}, **settings)
+
+
+def test_sites_are_numbered_by_name_or_as_they_play() -> None:
+    sites = [hello(name) for name in "dbca"]
+    assert [m.site for m in found(own_data(), None, sites).members] == ["a", "b", "c", "d"]
+    playing = [hello(f"s{9 - k}", k) for k in (2, 0, 3, 1)]
+    assert [m.site for m in found(own_data(), None, playing).members] == ["s9", "s8", "s7", "s6"]
+
+
+@pytest.mark.parametrize(
+    ("hellos", "sentence"),
+    [
+        ([hello("a", 0), hello("b", 1)], "scene has 4 clients, so 4 nodes must play one each"),
+        ([hello(f"s{k}", k % 3) for k in range(4)], "4 nodes must play one each"),
+        ([hello(f"s{k}", k or None) for k in range(4)], "4 nodes must play one each"),
+        ([hello("a"), hello("b")], "clients_per_round is 4, but only 2 sites take part"),
+        ([hello(name, samples=0) for name in "abcd"], "No site holds a single sample"),
+        ([hello(name, std=(0.0,)) for name in "abcd"], "cannot be normalised"),
+    ],
+)
+def test_a_federation_that_cannot_be_founded_says_why(hellos: Any, sentence: str) -> None:
+    with pytest.raises(FedsieveError, match=sentence):
+        found(own_data(), None, hellos)
+
+
+def test_a_class_that_the_servers_data_do_not_know_is_refused() -> None:
+    sites = [hello(name, classes=("1", "x")) for name in "abcd"]
+    with pytest.raises(FedsieveError, match="a has the classes x, which the server's digits"):
+        found(small_recipe(), load_digits(), sites)
+
+
+def test_the_charter_covers_grey_and_colour_and_every_size() -> None:
+    sites = [
+        hello("a", shape=(1, 20, 30)),
+        hello("b", shape=(3, 40, 10), mean=(0.1, 0.2, 0.3), std=(0.2, 0.2, 0.2)),
+        hello("c", shape=(1, 60, 20), classes=("c", "b")),
+        hello("d", shape=(1, 60, 20)),
+    ]
+    charter = found(own_data(), None, sites).charter
+    assert charter.shape == (3, 40, 20)
+    assert charter.classes == ("a", "b", "c")
+    data = recipe_from_table(tomllib.loads(charter.recipe)).data
+    # Three grey sites with mean ½ in each channel, one with a colour of its own; ten samples each.
+    assert data.mean == pytest.approx([(1.5 + x) / 4 for x in (0.1, 0.2, 0.3)])
+
+
+def test_what_was_founded_is_kept(tmp_path: Path) -> None:
+    founded = found(own_data(), None, [hello(name) for name in "abcd"])
+    founded.save(tmp_path)
+    assert Founded.load(tmp_path) == founded
+    assert founded.sizes == (10,) * 4
+    assert [founded.client_of(name) for name in ("a", "d", "x")] == [0, 3, None]
+    assert found(own_data(), None, [hello(n) for n in "abcd"]).charter != founded.charter
+    (tmp_path / "federation.json").write_text('{"members": 3}')
+    with pytest.raises(FedsieveError, match=r"federation.json cannot be read"):
+        Founded.load(tmp_path)
+    assert Founded.load(tmp_path / "elsewhere") is None
+
+
+def test_the_server_has_data_unless_the_recipe_leaves_them_to_the_sites(tmp_path: Path) -> None:
+    data = data_of_server(small_recipe())
+    assert data is not None
+    assert len(data.test_labels) == 359
+    assert data_of_server(own_data()) is None
+    with pytest.raises(FedsieveError):
+        data_of_server(small_recipe(data={"source": "folder", "path": str(tmp_path / "no")}))
+
+
+def test_a_name_of_any_kind_makes_a_harmless_federation() -> None:
+    founded = found(own_data(name="../ß é"), None, [hello(n) for n in "abcd"])
+    assert founded.charter.federation.startswith("run-")
+    assert founded.members[0] == Member("a", 10)
+
+
+# ---------------------------------------------------------------------------------- the folder
+
+
+def test_tables_and_curves_read_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage(tmp_path / "runs")
+    recipe = small_recipe()
+    stage.run(recipe)
+    run(recipe, tmp_path / "simulated")
+    tables = []
+    for folder in (stage.out, tmp_path / "simulated"):
+        assert command_line(["table", str(folder), "--format", "csv"]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
+    picture = tmp_path / "curves.svg"
+    assert command_line(["curves", str(stage.out), "--out", str(picture)]) == 0
+    assert picture.stat().st_size > 1000
+
+
+def test_another_recipe_is_refused_in_the_same_folder(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.run(small_recipe(rounds=1))
+    with pytest.raises(FedsieveError, match="already holds a run with rounds = 1"):
+        stage.run(small_recipe(rounds=2))
+
+
+def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    with (
+        server.RunDirectory(stage.out).lock(),
+        pytest.raises(FedsieveError, match="Another fedsieve process"),
+    ):
+        stage.run(small_recipe())
+
+
+def test_the_limit_of_a_reply_follows_from_model_and_samples() -> None:
+    weights = {"w": torch.zeros(1000)}
+    assert most_bytes(weights, 0) == 4 * 4000 + 2**20
+    assert most_bytes(weights, 100) == 4 * 4000 + 102_400 + 2**20
+    assert first_mismatch(weights, weights) is None
+    assert first_mismatch({}, weights) == "w"
+    assert first_mismatch({**weights, "v": torch.zeros(1)}, weights) == "v"
