@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -169,3 +172,20 @@ def test_a_whole_run_does_not_depend_on_its_workers(tmp_path: Path) -> None:
     run(recipe, tmp_path / "one")
     run(with_engine(recipe, workers=2), tmp_path / "two")
     assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_workers_are_born_deaf_to_ctrl_c() -> None:
+    """In a process that has not used multiprocessing before, in which more has to be started."""
+    program = (
+        "from multiprocessing import forkserver\n"
+        "from fedsieve.simulate import runners\n"
+        "runners._start_forkserver()\n"
+        "server = forkserver._forkserver._forkserver_pid\n"
+        "print(open(f'/proc/{server}/status').read())\n"
+    )
+    status = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    (blocked,) = re.findall(r"^SigBlk:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    assert int(blocked, 16) & 1 << (signal.SIGINT - 1)

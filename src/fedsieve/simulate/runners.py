@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -345,6 +345,8 @@ def _start_worker(recipe: Recipe, shared: SharedWorld, setup: Setup) -> None:
 def _start_forkserver() -> None:
     """Start it with Ctrl-C blocked, which all workers inherit: even one that has just been forked
     must not die of a signal that is meant for the main process."""
+    # It needs the resource tracker, whose start would unblock the signal again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
