@@ -8,8 +8,8 @@ demo: setup
 	$(BIN)/fedsieve run
 
 test: setup
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests results
+	$(BIN)/ruff check src tests results
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m 'not processes' --cov --cov-report=term:skip-covered --cov-fail-under=90
 

@@ -23,6 +23,7 @@ from fedsieve.local.plan import (
     Schedule,
     Sgd,
     draws,
+    repeats,
     schedule,
     seed_dropout,
 )
@@ -250,8 +251,8 @@ class EagerBench:
         for epochs in draws(n, plan.sgd.epochs):
             made = {}
             for name, view in plan.views.items():
-                repeats = 1 if view == "raw" else len(epochs)
-                images = plan.images.repeat(repeats, 1, 1, 1) if repeats > 1 else plan.images
+                times = repeats(view, epochs)
+                images = plan.images.repeat(times, 1, 1, 1) if times > 1 else plan.images
                 made[name] = self.view(view, images, streams[name])
             yield epochs, made
 

@@ -34,7 +34,17 @@ from fedsieve.local.bench import (
     autocast,
     in_fp32,
 )
-from fedsieve.local.plan import Batch, Fitted, Loss, Plan, Schedule, draws, schedule, seed_dropout
+from fedsieve.local.plan import (
+    Batch,
+    Fitted,
+    Loss,
+    Plan,
+    Schedule,
+    draws,
+    repeats,
+    schedule,
+    seed_dropout,
+)
 from fedsieve.local.slices import Slice, whole
 from fedsieve.local.together import ViewsTogether, Wish
 from fedsieve.types import Outputs, Weights
@@ -100,11 +110,14 @@ class GraphBench(EagerBench):
     def _ask(
         self, plan: Plan, epochs: range, streams: Mapping[str, np.random.Generator]
     ) -> Future[Mapping[str, Tensor]]:
-        wishes = {}
-        for name, view in plan.views.items():
-            repeats = 1 if view == "raw" else len(epochs)
-            wishes[name] = Wish(self._setup.views[view], plan.images, streams[name], repeats)
-        return self._together.ask(wishes)
+        return self._together.ask(
+            {
+                name: Wish(
+                    self._setup.views[view], plan.images, streams[name], repeats(view, epochs)
+                )
+                for name, view in plan.views.items()
+            }
+        )
 
     def launch(self, graph: torch.cuda.CUDAGraph) -> None:
         """Replay a graph, not too far ahead of the GPU: a launch that finds the GPU's queue full
@@ -116,11 +129,16 @@ class GraphBench(EagerBench):
 
     def forward(self, weights: Weights, images: Tensor) -> Outputs:
         model = self.load(0, weights).eval()
-        if any(getattr(module, "always_on", False) for module in model.modules()):
-            return self._evaluate(model, images)  # draws anew in every pass
+        if self._draws_in_evaluation:
+            return self._evaluate(model, images)
         if self._forward is None:
             self._forward = _ForwardGraph(self, model, images, self._chunk, self._memory)
         return self._forward(images)
+
+    @functools.cached_property
+    def _draws_in_evaluation(self) -> bool:
+        """Whether the model's dropout is on in evaluation mode too: such a pass is not captured."""
+        return any(getattr(module, "always_on", False) for module in self.model().modules())
 
     def fit(self, plan: Plan) -> Fitted:
         steps = schedule(len(plan.images), plan.sgd, plan.rng("batches"))

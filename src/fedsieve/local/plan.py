@@ -233,6 +233,11 @@ def draws(n: int, epochs: int) -> Iterator[range]:
         yield range(first, min(epochs, first + stride))
 
 
+def repeats(view: str, epochs: range) -> int:
+    """How often a view of the images is made for these epochs: the raw one never changes."""
+    return 1 if view == "raw" else len(epochs)
+
+
 def seed_dropout(models: Sequence[nn.Module], generator: torch.Generator) -> None:
     """Let every dropout layer that can draw from a generator of its own draw from this one."""
     for model in models:

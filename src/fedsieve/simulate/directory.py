@@ -27,6 +27,7 @@ from fedsieve.errors import FedsieveError, check
 from fedsieve.files import remove_drafts, write_atomically
 from fedsieve.recipe import Recipe, identity, recipe_from_table, recipe_table
 from fedsieve.serial import decode, encode
+from fedsieve.simulate.store import state_file
 from fedsieve.types import ClientId
 
 METRICS = "metrics.jsonl"
@@ -112,10 +113,12 @@ class RunDirectory:
                 f"{other.path} is a run with {difference}; a fork may differ in settings of the "
                 "method only.",
             )
-            names = [f"{client}-{round}.safetensors" for client, round in origin.clients.items()]
             self.client_folder.mkdir(parents=True, exist_ok=True)
-            for name in names:
-                _take_over(other.client_folder / name, self.client_folder / name)
+            for client, round in origin.clients.items():
+                _take_over(
+                    state_file(other.client_folder, client, round),
+                    state_file(self.client_folder, client, round),
+                )
             _take_over(
                 other._server_file(origin.rounds_done), self._server_file(origin.rounds_done)
             )

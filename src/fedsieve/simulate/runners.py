@@ -174,7 +174,6 @@ class Slots:
         self._setup = setup
         self._count = count
         *places, at_views = slot_places(recipe.engine.slices, world, count)
-        self.sliced = places[0].context is not None
         self._views = ViewsTogether(at_views)
         self._places: queue.SimpleQueue[Slice] = queue.SimpleQueue()
         for place in places:

@@ -20,6 +20,11 @@ from fedsieve.serial import decode, encode, payload_bytes, to_device
 from fedsieve.types import ClientId
 
 
+def state_file(folder: Path, client: ClientId, round: int) -> Path:
+    """The file of a client's state after a round."""
+    return folder / f"{client}-{round}.safetensors"
+
+
 class ClientStore:
     """State of every client that has taken part, by client id."""
 
@@ -91,7 +96,7 @@ class ClientStore:
             self.forget_old({})
 
     def _path(self, client: ClientId, round: int) -> Path:
-        return self._folder / f"{client}-{round}.safetensors"
+        return state_file(self._folder, client, round)
 
     def _remember(self, client: ClientId, state: Any) -> None:
         self._memory[client] = state
