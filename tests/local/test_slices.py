@@ -18,10 +18,16 @@ from fedsieve.local import slices
 from fedsieve.local.bench import EagerBench
 from fedsieve.local.graph import GraphBench
 from fedsieve.local.plan import Fitted
-from fedsieve.local.slices import Slice, SlicingError, carve, whole
+from fedsieve.local.slices import Slice, SlicingError, carve, slice_size, whole
 from fedsieve.local.together import ViewsTogether
 from fedsieve.simulate import runners
-from fedsieve.simulate.runners import set_gpu_arithmetic, slot_places, unevenness
+from fedsieve.simulate.runners import (
+    first_line,
+    refuses_slices,
+    set_gpu_arithmetic,
+    slot_places,
+    unevenness,
+)
 from fedsieve.simulate.world import World
 
 CPU = torch.device("cpu")
@@ -45,6 +51,23 @@ def test_unevenness_is_the_expected_largest_over_the_mean() -> None:
 
 def test_one_drawn_client_is_as_large_as_the_mean() -> None:
     assert unevenness(world_of([1, 2, 9]), 1) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(26, (24, 0)), (33, (32, 0)), (16, (16, 0)), (13, (12, 1)), (6, (6, 1)), (23, (22, 1))],
+)
+def test_slices_are_groups_of_eight_where_that_wastes_little(
+    share: int, expected: tuple[int, int]
+) -> None:
+    assert slice_size(share) == expected
+
+
+def test_a_kernel_that_cannot_be_launched_is_told_from_other_failures() -> None:
+    launch = RuntimeError("raised:\nCUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling it\n")
+    assert refuses_slices(launch)
+    assert first_line(launch) == "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling it"
+    assert not refuses_slices(RuntimeError("CUDA error: out of memory"))
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from concurrent.futures.thread import BrokenThreadPool
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.data.views import Raw, Strong, View, Weak
+from fedsieve.local.slices import Slice
 from fedsieve.local.together import ViewsTogether, Wish
 
 
@@ -122,3 +124,17 @@ def test_a_thread_that_leaves_does_not_keep_the_others_waiting() -> None:
     threads = OneLeaves(ViewsTogether(), 3)
     threads.run()
     assert all(isinstance(threads.results[k], Tensor) for k in (1, 2))
+
+
+class NoPlace(Slice):
+    """A share of a GPU that no thread can enter."""
+
+    def enter(self) -> None:
+        raise ValueError("no such device")
+
+
+def test_those_who_wait_hear_that_the_thread_could_not_start() -> None:
+    together = ViewsTogether(NoPlace(torch.device("cpu"), 1))
+    wish = Wish(Weak(), some_images(0, 3), np.random.default_rng(0), 1)
+    with pytest.raises(BrokenThreadPool):
+        together.ask({"it": wish}).result(timeout=10)

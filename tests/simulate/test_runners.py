@@ -102,7 +102,7 @@ def test_workers_count_right_answers_together(workers: Workers) -> None:
     alone = InProcess(*stage())
     weights = reference()[1][0].up.weights
     expected = count_correct(alone.bench, weights, world.test_images, world.test_labels)
-    assert workers.correct(weights) == alone.correct(weights) == expected
+    assert workers.examine(weights)() == alone.examine(weights)() == expected
     assert 0 < expected < len(world.test_labels)
     assert isinstance(workers.bench, type(alone.bench))
     assert_same_weights(initial_weights(setup), initial_weights(setup))

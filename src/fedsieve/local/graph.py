@@ -12,6 +12,7 @@ one fused pass over memory instead of several hundred small kernels.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -85,27 +86,57 @@ class GraphBench(EagerBench):
         self.when_ready: Callable[[], None] = _nothing
         """Called when all views are made and only replays follow."""
         self._forward: _ForwardGraph | None = None
+        self._forward_weights: Weights | None = None
+        """What the model of `forward` holds."""
+        self._complete: Tensor | None = None
+        self._lent: list[Tensor] = []
+        """Views that this stream may still have to read; their memory belongs to another one."""
+
+    @contextlib.contextmanager
+    def visit(self, images: Tensor) -> Iterator[None]:
+        """Work with a client's `images`. They are waited for once, here, so that their views can
+        be made elsewhere while this stream is busy; at the end all work is waited for."""
+        self.stream.synchronize()
+        self._complete = images
+        try:
+            yield
+        finally:
+            self.stream.synchronize()
+            self._complete = self._forward_weights = None
+            self._lent.clear()
 
     def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
         view = self._setup.views[name]
         if view.draws == 0:
             return view(images, rng)
-        self.stream.synchronize()  # the view is made elsewhere than the images were
-        return self._together.ask({name: Wish(view, images, rng, 1)}).result()[name]
+        self._await(images)
+        made = self._together.ask({name: Wish(view, images, rng, 1)}).result()[name]
+        self._lent.append(made)
+        return made
+
+    def _await(self, images: Tensor) -> None:
+        """Have images there for other streams to read."""
+        if images is not self._complete:
+            self.stream.synchronize()
 
     def epoch_views(self, plan: Plan) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
-        """As in the plain loop, but the next views are asked for before these are used, so that
-        they are made while these train."""
-        self.stream.synchronize()
+        """As in the plain loop, but the first views are being made from this call on, and the next
+        ones are asked for before these are used, so that they are made while these train."""
+        self._await(plan.images)
         streams = {name: plan.rng(f"view/{name}") for name in plan.views}
         epochs, *later = draws(len(plan.images), plan.sgd.epochs)
-        asked = self._ask(plan, epochs, streams)
-        for following in later:
-            made = asked.result()
-            asked = self._ask(plan, following, streams)
-            yield epochs, made
-            epochs = following
-        yield epochs, asked.result()
+        first = self._ask(plan, epochs, streams)
+
+        def made() -> Iterator[tuple[range, Mapping[str, Tensor]]]:
+            current, asked = epochs, first
+            for following in later:
+                views = asked.result()
+                asked = self._ask(plan, following, streams)
+                yield current, views
+                current = following
+            yield current, asked.result()
+
+        return made()
 
     def _ask(
         self, plan: Plan, epochs: range, streams: Mapping[str, np.random.Generator]
@@ -128,11 +159,14 @@ class GraphBench(EagerBench):
         launched.record()
 
     def forward(self, weights: Weights, images: Tensor) -> Outputs:
-        model = self.load(0, weights).eval()
+        if weights is not self._forward_weights:
+            self.load(0, weights)
+            self._forward_weights = weights
+        model = self.model()
         if self._draws_in_evaluation:
             return self._evaluate(model, images)
         if self._forward is None:
-            self._forward = _ForwardGraph(self, model, images, self._chunk, self._memory)
+            self._forward = _ForwardGraph(self, model.eval(), images, self._chunk, self._memory)
         return self._forward(images)
 
     @functools.cached_property
@@ -241,15 +275,12 @@ class Replica:
                 # Nothing reads this count, and counting costs a kernel per layer.
                 module.num_batches_tracked = None  # type: ignore[assignment]
         self.buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
-
-    def tensors(self) -> dict[str, Tensor]:
+        self.tensors = {**{n: p.detach() for n, p in self.parameters.items()}, **self.buffers}
         """The fp32 weights in place."""
-        return {**{n: p.detach() for n, p in self.parameters.items()}, **self.buffers}
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        tensors = self.tensors()
-        torch._foreach_copy_(list(tensors.values()), [weights[name] for name in tensors])
+        torch._foreach_copy_(list(self.tensors.values()), [weights[name] for name in self.tensors])
         self.shadow.copy_(self.flat[: len(self.shadow)])
         self.momentum.zero_()
 
@@ -399,29 +430,30 @@ class Program:
         bench = self._bench
         stretches = list(draws(len(plan.images), plan.sgd.epochs))
         longest = max(
-            sum(len(rows) == size and epoch in stretch for rows, epoch in schedule.batches())
+            len(schedule.steps_in(stretch, size))
             for stretch in stretches
             for size in schedule.sizes()
         )
         observed = None
         in_use = []
-        for stretch, (_, views) in zip(stretches, bench.epoch_views(plan), strict=True):
+        being_made = bench.epoch_views(plan)
+        self._load(plan)
+        for stretch, (_, views) in zip(stretches, being_made, strict=True):
             if stretch.start == 0:
                 for size in schedule.sizes():
                     self._ensure(plan, size, longest, views)
-                self._load(plan)
             self._fill(plan, schedule, stretch, views)
             in_use.append(views)  # until the GPU has read them
             if stretch.stop == plan.sgd.epochs:
                 bench.when_ready()
             for epoch in stretch:
-                sizes = [len(rows) for rows, its_epoch in schedule.batches() if its_epoch == epoch]
-                for size, run in itertools.groupby(sizes):
+                sizes = schedule.size_of[schedule.steps_in(range(epoch, epoch + 1))]
+                for size, run in itertools.groupby(sizes.tolist()):
                     for graph in self._steps[size].graphs(len(list(run))):
                         bench.launch(graph)
                 if epoch + 1 == plan.observe_after:
                     raw = bench.view("raw", plan.images, plan.rng("view/raw"))
-                    observed = bench.forward(self._replicas[0].tensors(), raw)
+                    observed = bench.forward(dict(self._replicas[0].tensors), raw)
             del in_use[:-_LAUNCHES_AHEAD]
         weights = tuple(replica.read() for replica in self._replicas)
         ema = None if self._average is None else self._average.read()
@@ -468,12 +500,8 @@ class Program:
         n, device = len(plan.images), self._bench.device
         for size, step in self._steps.items():
             step.counter.zero_()
-            chosen = [
-                i
-                for i, (rows, epoch) in enumerate(schedule.batches())
-                if epoch in stretch and len(rows) == size
-            ]
-            if not chosen:
+            chosen = schedule.steps_in(stretch, size)
+            if not len(chosen):
                 continue
             rows = np.stack([schedule.rows[i] for i in chosen])
             epochs = np.array([schedule.epoch_of[i] - stretch.start for i in chosen])
@@ -517,7 +545,6 @@ class Program:
             self._capture(plan, step, [*trained, *self._given])
 
     def _capture(self, plan: Plan, step: _Step, nets: Sequence[LossNet]) -> None:
-        self._load(plan)
         for _ in range(_WARMUP_STEPS):
             self._train_step(plan, step, nets)
             step.counter.zero_()
@@ -532,6 +559,7 @@ class Program:
             ):
                 for _ in range(count):
                     self._train_step(plan, step, nets)
+        self._load(plan)  # again: the steps before capturing were taken
 
     def _train_step(self, plan: Plan, step: _Step, nets: Sequence[LossNet]) -> None:
         values = {}

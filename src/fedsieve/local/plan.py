@@ -7,6 +7,7 @@ loss reads comes through the `Batch`: nothing is captured by a closure.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,13 +183,20 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batches(self) -> Iterator[tuple[np.ndarray, int]]:
-        """Rows and epoch of each step."""
-        return zip(self.rows, self.epoch_of, strict=True)
+    @functools.cached_property
+    def size_of(self) -> np.ndarray:
+        """(steps,) how many rows each step reads."""
+        return np.array([len(rows) for rows in self.rows], dtype=np.int64)
 
     def sizes(self) -> list[int]:
         """The different batch sizes, largest first."""
-        return sorted({len(rows) for rows in self.rows}, reverse=True)
+        return [int(size) for size in np.unique(self.size_of)[::-1]]
+
+    def steps_in(self, epochs: range, size: int | None = None) -> np.ndarray:
+        """The numbers of the steps of consecutive epochs, all or those that read `size` rows."""
+        first, stop = np.searchsorted(self.epoch_of, [epochs.start, epochs.stop])
+        steps = np.arange(first, stop)
+        return steps if size is None else steps[self.size_of[steps] == size]
 
 
 def count_steps(n: int, sgd: Sgd) -> int:

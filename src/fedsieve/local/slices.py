@@ -61,17 +61,24 @@ class Slice:
 
 def whole(device: torch.device) -> Slice:
     """The GPU as it is."""
-    return Slice(device, torch.cuda.get_device_properties(device).multi_processor_count)
+    return Slice(_numbered(device), torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """The device with its number, without which no thread can be bound to it."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.device(device.type, index)
 
 
 def carve(device: torch.device, count: int) -> list[Slice]:
     """`count` slices of equal size; `SlicingError` where that cannot be had."""
-    size = whole(device).multiprocessors // count // 2 * 2
+    everything = whole(device)
+    device = everything.device
+    size, split = slice_size(everything.multiprocessors // count)
     if size < 2:
         raise SlicingError(f"a GPU with too few multiprocessors for {count} slices")
-    index = torch.cuda.current_device() if device.index is None else device.index
     number, resource = ctypes.c_int(), _resource()
-    _call("cuDeviceGet", ctypes.byref(number), index)
+    _call("cuDeviceGet", ctypes.byref(number), device.index)
     _call("cuDeviceGetDevResource", number, resource, _SM)
     groups, made = (ctypes.c_char * (_RESOURCE_BYTES * count))(), ctypes.c_uint(count)
     _call(
@@ -80,13 +87,26 @@ def carve(device: torch.device, count: int) -> list[Slice]:
         ctypes.byref(made),
         resource,
         _resource(),
-        _ANY_MULTIPROCESSORS,
+        split,
         size,
     )
     if made.value < count:
         raise SlicingError(f"a GPU that gives {made.value} slices instead of {count}")
     parts = [groups.raw[i * _RESOURCE_BYTES : (i + 1) * _RESOURCE_BYTES] for i in range(count)]
     return [_slice(device, number, part) for part in parts]
+
+
+def slice_size(share: int) -> tuple[int, int]:
+    """How many multiprocessors a slice takes of its `share`, and how the driver is to split.
+
+    Groups of eight can run kernels whose blocks work in clusters, as some of cuBLAS's do. Where
+    they would leave more than a tenth of the share idle, pairs are taken: what ResNets need runs
+    on those too.
+    """
+    in_groups = share // 8 * 8
+    if in_groups >= 0.9 * share:
+        return in_groups, 0
+    return share // 2 * 2, _ANY_MULTIPROCESSORS
 
 
 def _slice(device: torch.device, number: ctypes.c_int, part: bytes) -> Slice:

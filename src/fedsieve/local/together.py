@@ -10,6 +10,7 @@ train. A view treats each image by itself, so the result is the same as one by o
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -90,7 +91,9 @@ class ViewsTogether:
         """Have all requests carried out, once every preparing thread has asked."""
         if self._waiting and len(self._waiting) >= self._preparing:
             batch, self._waiting = self._waiting, []
-            self._maker.submit(self._carry_out, batch)
+            self._maker.submit(self._carry_out, batch).add_done_callback(
+                functools.partial(_tell_failure, batch)
+            )
 
     def _carry_out(self, batch: Sequence[_Request]) -> None:
         """One call for all wishes of the same view and size of image."""
@@ -115,6 +118,14 @@ class ViewsTogether:
 
     def close(self) -> None:
         self._maker.shutdown()
+
+
+def _tell_failure(batch: Sequence[_Request], carried_out: Future[None]) -> None:
+    """Nobody waits for ever, even if the thread that makes views could not start."""
+    if error := carried_out.exception():
+        for request in batch:
+            if not request.result.done():
+                request.result.set_exception(error)
 
 
 def _make(view: View, members: Sequence[tuple[_Request, str]]) -> None:

@@ -760,10 +760,12 @@ def revised(ema: Weights, global_weights: Weights, gamma_g: Tensor) -> Weights:
     The case m ≥ 1 is `Ema.decay`, carried out by the workbench after every step.
     """
     assert gamma_g.dim() == 0
-    return {
-        name: torch.lerp(tensor, ema[name].to(tensor.device), gamma_g.to(tensor))
-        for name, tensor in global_weights.items()
-    }
+    towards = list(global_weights.values())
+    own = [ema[name].to(tensor.device) for name, tensor in global_weights.items()]
+    away = list(torch._foreach_sub(own, towards))
+    torch._foreach_mul_(away, gamma_g)
+    torch._foreach_add_(away, towards)
+    return dict(zip(global_weights, away, strict=True))
 
 
 def distillation(teacher_logits: Tensor, logits: Tensor, temperature: float) -> Tensor:

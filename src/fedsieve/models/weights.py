@@ -28,7 +28,11 @@ def read_weights(model: nn.Module, *, copy: bool = True) -> dict[str, Tensor]:
 
 def write_weights(model: nn.Module, weights: Weights) -> None:
     """Copy `weights` into the tensors of `model`, which stay the same objects."""
-    own = read_weights(model, copy=False)
+    copy_weights(read_weights(model, copy=False), weights)
+
+
+def copy_weights(own: Weights, weights: Weights) -> None:
+    """Copy `weights` into a model's `own` tensors."""
     check_alike(own, weights, "the model", "the weights to load")
     with torch.no_grad():
         torch._foreach_copy_(list(own.values()), [weights[name] for name in own])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -24,11 +23,11 @@ import torch
 
 import fedsieve
 from fedsieve.errors import FedsieveError, check
-from fedsieve.files import remove_drafts, write_atomically
+from fedsieve.files import locked, remove_drafts, write_atomically
 from fedsieve.recipe import Recipe, identity, recipe_from_table, recipe_table
 from fedsieve.serial import decode, encode
 from fedsieve.simulate.store import state_file
-from fedsieve.types import ClientId
+from fedsieve.types import ClientId, Weights
 
 METRICS = "metrics.jsonl"
 CLIENTS = "clients.jsonl"
@@ -37,6 +36,13 @@ SUMMARY = "summary.json"
 CONFIG = "config.toml"
 SCENE = "scene.safetensors"
 MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Model:
+    """The global model; encoded it is the file `MODEL`."""
+
+    weights: Weights
 
 
 @dataclass(frozen=True)
@@ -136,15 +142,11 @@ class RunDirectory:
             self.path.is_dir() or not self.path.exists(),
             f"{self.path} is a file, not a folder; give another one with --out.",
         )
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FedsieveError(
-                    f"Another fedsieve process is running in {self.path}; wait for it, or give "
-                    "another folder with --out."
-                ) from None
+        busy = (
+            f"Another fedsieve process is running in {self.path}; wait for it, or give another "
+            "folder with --out."
+        )
+        with locked(self.path, busy):
             try:
                 yield
             finally:
@@ -280,6 +282,12 @@ def _take_over(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def _program() -> list[str]:
+    """How this program was called."""
+    name = Path(sys.argv[0]).name
+    return ["python", "-m", "fedsieve"] if name == "__main__.py" else [name]
+
+
 def environment() -> dict[str, Any]:
     """What the run ran on, for the record."""
     return {
@@ -290,7 +298,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([*_program(), *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

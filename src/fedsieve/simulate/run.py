@@ -27,7 +27,7 @@ from fedsieve.recipe import Recipe
 from fedsieve.scenes import Scene, build_scene, fingerprint_of, load_scene, save_scene
 from fedsieve.serial import encode, payload_bytes, to_device
 from fedsieve.simulate.diagnose import Truth, auroc, beliefs, diagnose, drift, per_client
-from fedsieve.simulate.directory import CLIENTS, METRICS, MODEL, SCENE, RunDirectory
+from fedsieve.simulate.directory import CLIENTS, METRICS, MODEL, SCENE, Model, RunDirectory
 from fedsieve.simulate.findings import SiteLabels, findings_of, save_findings
 from fedsieve.simulate.memorise import memorisation
 from fedsieve.simulate.runners import InProcess, Runner, Slots, Workers, fits_graphs, one_thread
@@ -263,7 +263,7 @@ class Simulation:
         for result in usable:
             self.store.put(result.client, result.state, round)
         clock.lap("merge")
-        correct = self.runner.correct(self.method.weights(self.server))
+        correct = self.runner.examine(self.method.weights(self.server))
         clock.lap("evaluate")
         how_far = self._drift(usable, sent)
         diagnostics: dict[str, float] = {}
@@ -271,15 +271,18 @@ class Simulation:
         if self.truth is not None:
             states = {result.client: result.state for result in usable}
             diagnostics = diagnose(self.method, self.server, states, self.truth)
-            every = self.recipe.engine.memorisation_every
-            if every and (round + 1) % every == 0:
-                overall, at_clients = self._memorisation(round, usable, sent, self.truth)
-                diagnostics |= overall
+        clock.lap("diagnose")
+        accuracy = 100 * correct() / len(self.world.test_labels)
+        clock.lap("evaluate")
+        every = self.recipe.engine.memorisation_every
+        if self.truth is not None and every and (round + 1) % every == 0:
+            overall, at_clients = self._memorisation(round, usable, sent, self.truth)
+            diagnostics |= overall
         clock.lap("diagnose")
         self.rounds_done += 1
         line = {
             "round": round,
-            "accuracy": 100 * correct / len(self.world.test_labels),
+            "accuracy": accuracy,
             "drift": how_far,
             "clients": [job.client for job in jobs],
             "refused": {
@@ -421,14 +424,9 @@ class Simulation:
         return sites
 
 
-@dataclass(frozen=True)
-class _Model:
-    weights: Weights
-
-
 def save_model(directory: RunDirectory, weights: Weights) -> None:
     """Write the global model into the run's folder."""
-    write_atomically(directory.path / MODEL, encode(_Model(weights)))
+    write_atomically(directory.path / MODEL, encode(Model(weights)))
 
 
 def summary_of(
@@ -486,8 +484,9 @@ class Clock:
         self._since = time.perf_counter()
 
     def lap(self, phase: str) -> None:
+        """Count the time since the last lap to `phase`, which may have had some before."""
         now = time.perf_counter()
-        self.laps[phase] = now - self._since
+        self.laps[phase] = self.laps.get(phase, 0.0) + now - self._since
         self._since = now
 
 

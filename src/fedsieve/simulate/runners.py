@@ -16,7 +16,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
@@ -43,7 +44,15 @@ from fedsieve.local.together import ViewsTogether
 from fedsieve.methods import method
 from fedsieve.recipe import Recipe, Slicing
 from fedsieve.serial import decode, encode
-from fedsieve.simulate.world import Job, Result, World, count_correct, run_client
+from fedsieve.simulate.world import (
+    Job,
+    Result,
+    World,
+    classified,
+    count_correct,
+    run_client,
+    run_site,
+)
 from fedsieve.types import ClientId, Metrics, Weights
 
 PRELOAD = [__name__, "torch._dynamo"]
@@ -56,8 +65,9 @@ class Runner(Protocol):
     def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
         """Run every job; results in the order of the jobs."""
 
-    def correct(self, weights: Weights) -> int:
-        """How many test images the model classifies rightly."""
+    def examine(self, weights: Weights) -> Callable[[], int]:
+        """Begin to test the model; the result waits until it is known how many test images it
+        classifies rightly. Until then `bench` is in use."""
 
     @property
     def bench(self) -> Bench:
@@ -80,11 +90,12 @@ class InProcess:
         with one_thread():
             return [run_client(self._recipe, self.world, self.bench, round, job) for job in jobs]
 
-    def correct(self, weights: Weights) -> int:
+    def examine(self, weights: Weights) -> Callable[[], int]:
         with one_thread():
-            return count_correct(
+            correct = count_correct(
                 self.bench, weights, self.world.test_images, self.world.test_labels
             )
+        return lambda: correct
 
     def close(self) -> None:
         pass
@@ -140,14 +151,20 @@ class Workers:
                 )
             ]
 
-    def correct(self, weights: Weights) -> int:
+    def examine(self, weights: Weights) -> Callable[[], int]:
         chunk = EVALUATION_CHUNK["cpu"]
         total = len(self._world.test_labels)
         pieces = np.array_split(np.arange(0, total, chunk), self._count)
         ranges = [(int(p[0]), min(total, int(p[-1]) + chunk)) for p in pieces if len(p)]
         blob = encode(_Parcel(weights))
         with self._named_failure():
-            return sum(self._pool.map(_count_in_worker, [blob] * len(ranges), ranges))
+            counts = self._pool.map(_count_in_worker, [blob] * len(ranges), ranges)
+
+        def wait() -> int:
+            with self._named_failure():
+                return sum(counts)
+
+        return wait
 
     @contextlib.contextmanager
     def _named_failure(self) -> Iterator[None]:
@@ -173,16 +190,21 @@ class Slots:
         self._world = world
         self._setup = setup
         self._count = count
-        *places, at_views = slot_places(recipe.engine.slices, world, count)
+        self.bench = self._new_bench(forward_chunk=EVALUATION_CHUNK["cuda"])
+        self._open(slot_places(recipe.engine.slices, world, count))
+
+    def _open(self, places: Sequence[Slice]) -> None:
+        """Start a thread for each slot, and the one that makes views in the last place."""
+        *for_slots, at_views = places
         self._views = ViewsTogether(at_views)
         self._places: queue.SimpleQueue[Slice] = queue.SimpleQueue()
-        for place in places:
+        for place in for_slots:
             self._places.put(place)
+        self.sliced = any(place.context is not None for place in for_slots)
         self._slot = threading.local()
         self._threads = ThreadPoolExecutor(
-            count, thread_name_prefix="slot", initializer=self._enter_slot
+            self._count, thread_name_prefix="slot", initializer=self._enter_slot
         )
-        self.bench = self._new_bench(forward_chunk=EVALUATION_CHUNK["cuda"])
 
     def _enter_slot(self) -> None:
         place = self._places.get()
@@ -194,6 +216,26 @@ class Slots:
         return GraphBench(self._setup, self._world.device, compile_model=compile_model, **options)
 
     def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+        try:
+            return self._train(round, jobs)
+        except RuntimeError as error:
+            if not (self.sliced and refuses_slices(error)):
+                raise
+            check(
+                self._recipe.engine.slices == "auto",
+                "engine.slices is 'always', but a library of this GPU cannot work in its slices "
+                f"({first_line(error)}); use 'auto' or 'never'.",
+            )
+            warnings.warn(
+                "A library of this GPU cannot work in slices of it; every slot gets the whole GPU "
+                f"from now on, which is slower ({first_line(error)}).",
+                stacklevel=2,
+            )
+        self.close()
+        self._open([whole(self._world.device)] * (self._count + 1))
+        return self._train(round, jobs)
+
+    def _train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
         # The largest clients first, so that no slot is left alone with one at the end.
         longest_first = sorted(jobs, key=lambda job: -len(self._world.clients[job.client]))
         torch.cuda.synchronize()
@@ -208,9 +250,9 @@ class Slots:
         preparation.enter_context(self._views.preparing())
         bench.when_ready = preparation.close
         with torch.cuda.stream(bench.stream), preparation:
-            result = run_client(self._recipe, self._world, bench, round, job)
-        bench.stream.synchronize()
-        return result
+            shard = self._world.shard(job.client)
+            with bench.visit(shard.images):
+                return run_site(self._recipe, shard, bench, round, job)
 
     def replay(self, steps: int) -> None:
         """Let every slot repeat the steps that it captured last, and nothing else: for timing."""
@@ -223,12 +265,18 @@ class Slots:
         bench.replay(steps)
         bench.stream.synchronize()
 
-    def correct(self, weights: Weights) -> int:
+    def examine(self, weights: Weights) -> Callable[[], int]:
         self.bench.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.bench.stream):
-            return count_correct(
+            right = classified(
                 self.bench, weights, self._world.test_images, self._world.test_labels
-            )
+            ).sum()
+
+        def wait() -> int:
+            with torch.cuda.stream(self.bench.stream):
+                return int(right)
+
+        return wait
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -251,6 +299,16 @@ def slot_places(slicing: Slicing, world: World, slots: int) -> list[Slice]:
                 f"engine.slices is 'always', but this is {reason}; use 'auto' or 'never'.",
             )
     return [whole(world.device)] * (slots + 1)
+
+
+def refuses_slices(error: RuntimeError) -> bool:
+    """Whether cuBLAS or cuDNN could not launch a kernel. Some need multiprocessors that lie
+    together on the chip, and which ones a slice gets differs from GPU to GPU."""
+    return "_STATUS_EXECUTION_FAILED" in str(error)
+
+
+def first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if "_STATUS_" in line), str(error))
 
 
 def unevenness(world: World, selected: int) -> float:

@@ -155,20 +155,24 @@ def first_unusable(up: Any) -> str | None:
     for name, number in numbers.items():
         if not math.isfinite(number):
             return name
-    floats = [(name, t) for name, t in tensors.items() if t.is_floating_point()]
+    floats = [(n, t.detach()) for n, t in tensors.items() if t.is_floating_point() and t.numel()]
     if not floats:
         return None
-    sums = torch.stack([t.detach().sum(dtype=torch.float64) for _, t in floats])
-    finite = torch.isfinite(sums)
-    if bool(finite.all()):  # one synchronisation for all tensors
+    largest = torch.stack(torch._foreach_norm([t for _, t in floats], math.inf)).isfinite()
+    if bool(largest.all()):  # one synchronisation for all tensors
         return None
-    return floats[int(torch.nonzero(~finite)[0])][0]
+    return floats[int(torch.nonzero(~largest)[0])][0]
 
 
 def count_correct(bench: Bench, weights: Weights, images: Tensor, labels: Tensor) -> int:
     """How many of the images the model with `weights` classifies as labelled."""
+    return int(classified(bench, weights, images, labels).sum())
+
+
+def classified(bench: Bench, weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
+    """(n,) bool, which of the images the model with `weights` classifies as labelled."""
     raw = bench.view("raw", images, rng_for(0, 0, SERVER, "raw"))
-    return int((bench.forward(weights, raw).logits.argmax(dim=1) == labels).sum())
+    return bench.forward(weights, raw).logits.argmax(dim=1) == labels
 
 
 def client_memory(megabytes: int, device: torch.device) -> int:
