@@ -1,10 +1,15 @@
-"""Files that are either whole or absent."""
+"""Files that are either whole or absent, and folders that one process holds at a time."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+from fedsieve.errors import FedsieveError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -27,3 +32,19 @@ def remove_drafts(folder: Path) -> None:
     for draft in folder.glob(".*.draft"):
         if re.fullmatch(r"\..+\.\d+\.draft", draft.name):
             draft.unlink()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, busy: str | None = None) -> Iterator[None]:
+    """Hold `folder`, made where it is missing; the lock dies with its process.
+
+    While another process holds it, this one is refused with the sentence `busy`, or waits if there
+    is none.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedsieveError(busy) from None
+        yield

@@ -185,13 +185,17 @@ def identity(recipe: Recipe) -> dict[str, Any]:
 
 def read_recipe(source: str | Path | None) -> dict[str, Any]:
     """The table of a recipe: a file, the name of one that ships with the package, or the demo."""
-    text = _recipe_text("demo" if source is None else source)
+    return parse_recipe(_recipe_text("demo" if source is None else source), str(source))
+
+
+def parse_recipe(text: str, what: str) -> dict[str, Any]:
+    """The table of a recipe from its TOML; errors call the text `what`."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise FedsieveError(f"{source} is not valid TOML: {error}.") from None
+        raise FedsieveError(f"{what} is not valid TOML: {error}.") from None
     except RecursionError:
-        raise FedsieveError(f"{source} is nested too deeply; a recipe is flat.") from None
+        raise FedsieveError(f"{what} is nested too deeply; a recipe is flat.") from None
 
 
 def _recipe_text(source: str | Path) -> str:

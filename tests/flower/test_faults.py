@@ -27,13 +27,13 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from fedsieve.errors import FedsieveError
 from fedsieve.flower import client, founding, roster, server, site
 from fedsieve.flower.grid import InProcessGrid
-from fedsieve.flower.messages import HELLO, ROUND, Hello, Model, Order, Receipt
+from fedsieve.flower.messages import HELLO, ROUND, Hello, Order, Receipt
 from fedsieve.flower.records import from_content, metrics_of, read, to_content
 from fedsieve.flower.settings import Settings
 from fedsieve.methods import METHODS, fedavg, fedgr
 from fedsieve.serial import decode
 from fedsieve.simulate import run as run_module
-from fedsieve.simulate.directory import read_lines
+from fedsieve.simulate.directory import Model, read_lines
 from fedsieve.simulate.run import run
 from helpers import Cut, few_digits, final_bytes, register_remembering, timeless_lines
 

@@ -13,7 +13,7 @@ Every federation is a run in a folder of its own: after a kill the same call goe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +25,12 @@ from fedsieve.local.bench import EagerBench
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import Partition
 from fedsieve.serial import decode
-from fedsieve.simulate.directory import MODEL
+from fedsieve.simulate.directory import MODEL, Model
 from fedsieve.simulate.run import Reporter, run
 from fedsieve.simulate.world import make_setup, pick_device
 from fedsieve.types import SERVER, Weights, rng_for
 
 Labels = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a run leaves in its file of weights."""
-
-    weights: Weights
 
 
 def held_out_logits(
@@ -113,7 +106,7 @@ def fitted_to(recipe: Recipe, data: Dataset, name: str) -> Recipe:
 
 def trained_weights(folder: Path) -> Weights:
     """The global model of the finished run in `folder`."""
-    return decode(Trained, (folder / MODEL).read_bytes()).weights
+    return decode(Model, (folder / MODEL).read_bytes()).weights
 
 
 def logits_of(recipe: Recipe, data: Dataset, weights: Weights) -> NDArray[np.float32]:

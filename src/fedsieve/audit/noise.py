@@ -200,11 +200,14 @@ def first_guess(classes: int, temperature: float, *, has_learnt_noise: bool) -> 
 
 def site_step(evidence: Evidence, site: Site, shared: Shared) -> tuple[Site, Sums]:
     """The site's new view of itself, and what it tells the server."""
-    seen = model_opinion(evidence.logits, shared)
-    posterior, likelihood = _posterior(seen, evidence.given, site, shared)
-    joint = np.zeros((evidence.classes, evidence.classes))
-    np.add.at(joint.T, evidence.given, posterior)
-    n = len(evidence.given)
+    return _step(model_opinion(evidence.logits, shared), evidence.given, site, shared)
+
+
+def _step(seen: Floats, given: Labels, site: Site, shared: Shared) -> tuple[Site, Sums]:
+    posterior, likelihood = _posterior(seen, given, site, shared)
+    n, classes = seen.shape
+    joint = np.zeros((classes, classes))
+    np.add.at(joint.T, given, posterior)
     prior = (joint.sum(axis=1) + PSEUDO * shared.prior) / (n + PSEUDO)
     wrong = joint.sum() - np.trace(joint)
     expected = joint.sum(axis=1) @ shared.rates
@@ -215,9 +218,10 @@ def site_step(evidence: Evidence, site: Site, shared: Shared) -> tuple[Site, Sum
 
 def own_view(evidence: Evidence, shared: Shared) -> Site:
     """What a site believes of itself under a fitted `shared`, which stays as it is."""
+    seen = model_opinion(evidence.logits, shared)
     site, likelihood = Site(shared.prior, 1.0), -np.inf
     for _ in range(MOST_STEPS):
-        site, sums = site_step(evidence, site, shared)
+        site, sums = _step(seen, evidence.given, site, shared)
         previous, likelihood = likelihood, sums.log_likelihood / max(1, sums.samples)
         if abs(likelihood - previous) < STILL:
             break

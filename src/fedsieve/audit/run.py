@@ -2,7 +2,7 @@
 
 DIR/sites/SITE/suspects.csv, review.html    stay with the site
 DIR/summary.csv, report.html                the coordinator's: counts, nothing about one sample
-DIR/model.safetensors                       the model, trained on all samples
+DIR/model.safetensors                       the model, trained on all samples but the flagged
 DIR/runs/                                   the federations, to go on after a cut
 DIR/audit.json                              what was audited, and how
 """
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedsieve.audit.crossfit import fitted_to, fold_name, held_out_logits, only
 from fedsieve.audit.folds import deal
-from fedsieve.audit.noise import Evidence, Shared, fit_noise
+from fedsieve.audit.noise import Evidence, fit_noise
 from fedsieve.audit.score import Scores, listed, scores_of
 from fedsieve.audit.settings import Settings
 from fedsieve.audit.suspects import FLAG, Suspect, write_suspects
@@ -31,6 +31,7 @@ from fedsieve.data.own.tables import write_rows
 from fedsieve.data.sources import Dataset
 from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
+from fedsieve.losses import cross_entropy
 from fedsieve.pages import ReportExtras, ReviewItem, report_page, review_page
 from fedsieve.simulate.directory import MODEL
 from fedsieve.simulate.findings import SiteLabels, findings_of
@@ -57,7 +58,6 @@ class AuditedSite:
     """What an audit found at one site."""
 
     name: str
-    folder: Path
     scores: Scores
     given: NDArray[np.int64]
     suspects: tuple[Suspect, ...]
@@ -75,7 +75,6 @@ class AuditedSite:
 @dataclass(frozen=True, eq=False)
 class Audit:
     sites: tuple[AuditedSite, ...]
-    shared: Shared
     accuracy: float | None
     """of the final model on the test data, per cent"""
 
@@ -95,7 +94,8 @@ def audit(
     `test` are images that only the final model's accuracy is measured on; `command` is for the
     record.
     """
-    _claim(out, own, settings)
+    fingerprint = _fingerprint(own)
+    _claim(out, fingerprint, settings)
     data = federated(own, test, settings)
     runs = out / "runs"
     logits = held_out_logits(
@@ -118,12 +118,13 @@ def audit(
 
     folders = site_folders(own.sites)
     sites = tuple(
-        _audited(own, name, out / "sites" / folders[name], scores[name]) for name in own.sites
+        _audited(own, name, out / "sites" / folders[name], scores[name], fingerprint)
+        for name in own.sites
     )
     write_atomically(out / MODEL, (runs / FINAL / MODEL).read_bytes())
     write_summary(out / "summary.csv", sites)
     write_atomically(out / "report.html", _report(own, sites, evidence, runs, command).encode())
-    return Audit(sites, shared, None if test is None else float(summary["final"]))
+    return Audit(sites, None if test is None else float(summary["final"]))
 
 
 def trusted(own: OwnData, scores: Mapping[str, Scores]) -> NDArray[np.int64]:
@@ -182,7 +183,9 @@ def write_summary(path: Path, sites: Iterable[AuditedSite]) -> None:
     write_rows(path, ("site", "samples", "estimated_noise", "flagged"), rows)
 
 
-def _audited(own: OwnData, name: str, folder: Path, scores: Scores) -> AuditedSite:
+def _audited(
+    own: OwnData, name: str, folder: Path, scores: Scores, fingerprint: str
+) -> AuditedSite:
     """Write the files that stay with a site."""
     held = own.sites[name]
     given = own.labels.numpy()[held]
@@ -208,10 +211,10 @@ def _audited(own: OwnData, name: str, folder: Path, scores: Scores) -> AuditedSi
         title=f"Suspicious labels at {name}",
         classes=own.classes,
         items=items,
-        key=_fingerprint(own)[:16] + "/" + name,
+        key=f"{fingerprint[:16]}/{name}",
     )
     write_atomically(folder / "review.html", page.encode())
-    return AuditedSite(name, folder, scores, given, suspects)
+    return AuditedSite(name, scores, given, suspects)
 
 
 def _report(
@@ -240,20 +243,19 @@ def _report(
     return report_page([runs / FINAL], command=command, extras=extras)
 
 
-def _losses(evidence: Evidence) -> NDArray[np.float64]:
+def _losses(evidence: Evidence) -> NDArray[np.float32]:
     """(n,) cross entropy of each given label under the model that had not seen it."""
-    logits = torch.from_numpy(evidence.logits)
-    losses = torch.nn.functional.cross_entropy(
-        logits, torch.from_numpy(evidence.given), reduction="none"
-    )
-    return np.asarray(losses.numpy(), dtype=np.float64)
+    losses: NDArray[np.float32] = cross_entropy(
+        torch.from_numpy(evidence.logits), torch.from_numpy(evidence.given)
+    ).numpy()
+    return losses
 
 
-def _claim(out: Path, own: OwnData, settings: Settings) -> None:
+def _claim(out: Path, fingerprint: str, settings: Settings) -> None:
     """Make the folder this audit's own, or refuse it when it holds another one."""
     held = asdict(settings)
     del held["device"]  # where it runs may change
-    wanted = {"data": _fingerprint(own), "settings": held}
+    wanted = {"data": fingerprint, "settings": held}
     file = out / DESCRIPTION
     if file.exists():
         try:

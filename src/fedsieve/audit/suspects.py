@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsieve.data.own.tables import read_rows, write_rows
+from fedsieve.data.own.tables import read_columns, write_rows
 from fedsieve.errors import FedsieveError, check
+from fedsieve.simulate.findings import SUSPECT
 
 COLUMNS = ("id", "given", "suggested", "p_wrong", "rank", "reason")
-FLAG = 0.5
-"""A label is flagged if it is at least this likely to be wrong."""
+FLAG = SUSPECT
+"""A label is flagged if it is at least this likely to be wrong, as in the report's counts."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,9 @@ def write_suspects(path: Path, suspects: Sequence[Suspect]) -> None:
 
 def read_suspects(path: Path) -> tuple[Suspect, ...]:
     """The list that `write_suspects` wrote; further columns are passed over."""
-    header, rows = read_rows(path)
-    missing = [name for name in COLUMNS if name not in header]
-    check(
-        not missing,
-        f"{path} has no column {' or '.join(missing)}; a list of suspects has "
-        f"{', '.join(COLUMNS)}.",
-    )
-    places = [header.index(name) for name in COLUMNS]
+    rows = read_columns(path, COLUMNS, "a list of suspects has")
     return tuple(
-        _suspect([row[place] for place in places], f"{path}, row {number}")
-        for number, row in enumerate(rows, start=1)
+        _suspect(cells, f"{path}, row {number}") for number, cells in enumerate(rows, start=1)
     )
 
 

@@ -26,7 +26,7 @@ from fedsieve.methods import fedavg, fedgr
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import EngineConfig, Recipe
 from fedsieve.scenes import Noise, SceneConfig
-from fedsieve.simulate.directory import RunDirectory, read_lines
+from fedsieve.simulate.directory import SUMMARY, RunDirectory
 from fedsieve.simulate.run import Simulation, load_data
 from fedsieve.types import Metrics
 
@@ -138,7 +138,7 @@ def measure_federation(rounds: int = 20, real_rounds: int = 4) -> FederationRepo
 def measure_costs(recipe: Recipe, place: Path, rounds: int, real_rounds: int) -> Costs:
     simulated, federated = take_turns(recipe, place, rounds)
     sites = recipe.clients_per_round
-    lines = read_lines(place / "federation" / "metrics.jsonl")
+    lines = RunDirectory(place / "federation").lines()
     moved = statistics.median(line["bytes_down"] + line["bytes_up"] for line in lines)
     return Costs(
         recipe=recipe.name,
@@ -185,10 +185,10 @@ def over_supernodes(recipe: Recipe, place: Path, rounds: int) -> float:
             fleet.play_client(k)
         fleet.submit(recipe, place / "out")
         end = time.monotonic() + PATIENCE_SECONDS
-        while not (place / "out" / "summary.json").exists():
+        while not (place / "out" / SUMMARY).exists():
             if time.monotonic() > end:
                 raise TimeoutError(f"no end of the federation in {place}")
             time.sleep(0.5)
-    lines = read_lines(place / "out" / "metrics.jsonl")
+    lines = RunDirectory(place / "out").lines()
     seconds: list[Metrics] = [line["seconds"] for line in lines[1:]]
     return statistics.median(sum(laps.values()) for laps in seconds)

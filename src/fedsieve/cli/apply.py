@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from fedsieve.cli.options import POSITIONAL, parse
 from fedsieve.data.own import Reading, apply_verdicts, read_verdicts
+from fedsieve.data.own.reading import KindOrAuto
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class ApplyOptions:
     """The data that were audited: a folder, a table or an .npz file."""
     out: Path
     """The new folder; it must not be there yet, or be empty."""
-    kind: Literal["auto", "folder", "table", "npz", "sites"] = "auto"
+    kind: KindOrAuto = "auto"
     """How the data are laid out, where that cannot be told by looking."""
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedsieve.audit.run import Audit, audit, federation_names
 from fedsieve.audit.settings import Asked, Settings, choose
@@ -16,6 +16,7 @@ from fedsieve.cli.options import POSITIONAL, parse
 from fedsieve.cli.output import print_table
 from fedsieve.cli.progress import Watcher, watcher
 from fedsieve.data.own import OwnData, Reading, read_own
+from fedsieve.data.own.reading import KindOrAuto
 from fedsieve.recipe import Recipe
 from fedsieve.simulate.run import RunInterruptedError
 
@@ -34,7 +35,7 @@ class AuditOptions(Asked):
     """Data with right labels, to measure the model on."""
     size: int | None = None
     """Side of the images that the models see. Left out: as the images are, at most 64."""
-    kind: Literal["auto", "folder", "table", "npz", "sites"] = "auto"
+    kind: KindOrAuto = "auto"
     """How the data are laid out, where that cannot be told by looking."""
 
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     size = None if options.size is None else (options.size, options.size)
     own = read_own(options.data, Reading(size=size, kind=options.kind))
     settings = choose(own, Asked(**{f.name: getattr(options, f.name) for f in fields(Asked)}))
-    test = None if options.test is None else read_own(options.test, like(own))
+    test = None if options.test is None else read_own(options.test, own.reading_alike())
     print("\n".join(setting_lines(own, settings)), flush=True)
     watching = watcher()
     try:
@@ -62,12 +63,6 @@ def main(argv: Sequence[str]) -> int:
         return INTERRUPTED
     show(found, options.out)
     return 0
-
-
-def like(own: OwnData) -> Reading:
-    """How test data are read, so that they fit."""
-    channels, height, width = own.images.shape[1:]
-    return Reading(size=(height, width), channels=1 if channels == 1 else 3, classes=own.classes)
 
 
 def setting_lines(own: OwnData, settings: Settings) -> list[str]:

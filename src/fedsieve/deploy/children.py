@@ -21,6 +21,7 @@ from types import FrameType
 
 from fedsieve.deploy.folders import Folder
 from fedsieve.errors import FedsieveError
+from fedsieve.flower import ENVIRONMENT
 
 MARK = "FEDSIEVE_DEPLOYMENT"
 """Environment variable that names the folder a process belongs to."""
@@ -43,9 +44,7 @@ def environment(folder: Folder) -> dict[str, str]:
         # Flower starts its own programs by their names.
         "PATH": os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]),
         "FLWR_HOME": str(folder.flower.resolve()),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        **ENVIRONMENT,
         # Parts on one machine talk to each other without the proxy to the outside.
         "NO_PROXY": f"{no_proxy},{here}" if no_proxy else here,
         "no_proxy": f"{no_proxy},{here}" if no_proxy else here,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ from fedsieve.deploy.keys import (
     write_private,
 )
 from fedsieve.errors import FedsieveError, check
-from fedsieve.files import write_atomically
+from fedsieve.files import locked, write_atomically
 
 T = TypeVar("T")
 
@@ -110,13 +109,8 @@ class Folder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder; a second process on it is refused. The lock dies with its process."""
-        with (private_folder(self.flower) / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FedsieveError(
-                    f"Another `fedsieve deploy` is running in {self.path}; stop it first."
-                ) from None
+        busy = f"Another `fedsieve deploy` is running in {self.path}; stop it first."
+        with locked(private_folder(self.flower), busy):
             yield
 
 

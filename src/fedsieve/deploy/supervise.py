@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from fedsieve.deploy.knock import Answer
@@ -96,7 +96,7 @@ class Voice:
     say: Callable[[str], None]
     clock: Clock
     _last: str = ""
-    _at: float = field(default=float("-inf"))
+    _at: float = float("-inf")
 
     def __call__(self, sentence: str) -> None:
         now = self.clock.now()

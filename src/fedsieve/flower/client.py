@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from fedsieve.errors import check
 from fedsieve.files import write_atomically
 from fedsieve.flower import site
-from fedsieve.flower.messages import FAILED, NOTHING_YET, Model, Order, Question, Receipt
+from fedsieve.flower.messages import FAILED, NOTHING_YET, Order, Question, Receipt
 from fedsieve.flower.records import read, to_content
 from fedsieve.flower.site import Place, SiteData, SiteFolder
 from fedsieve.local.bench import EagerBench
@@ -25,7 +25,7 @@ from fedsieve.methods import method
 from fedsieve.methods.contract import Method, Suspicion
 from fedsieve.recipe import Recipe
 from fedsieve.serial import encode, to_device
-from fedsieve.simulate.directory import MODEL
+from fedsieve.simulate.directory import MODEL, Model
 from fedsieve.simulate.runners import one_thread
 from fedsieve.simulate.world import Job, run_site
 from fedsieve.types import Shard
@@ -80,7 +80,7 @@ def _write_down(context: Context, text: str) -> None:
     folder = context.node_config.get("state-path")
     if isinstance(folder, str) and folder:
         try:
-            path = Place.of(context.node_config).state / ERRORS
+            path = Path(folder).expanduser() / ERRORS
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")

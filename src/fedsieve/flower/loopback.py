@@ -15,23 +15,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import tomli_w
 
+from fedsieve.deploy.address import free_port
 from fedsieve.errors import FedsieveError, check
-from fedsieve.flower import app_folder
+from fedsieve.flower import ENVIRONMENT, app_folder
 from fedsieve.recipe import Recipe, recipe_table
 
-ENVIRONMENT = MappingProxyType(
-    {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    }
-)
-"""Flower reports to nobody, and takes the packages that are installed."""
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 
@@ -146,13 +139,6 @@ class Loopback:
                 cwd=self.folder,
                 start_new_session=True,
             )
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

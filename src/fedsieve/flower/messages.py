@@ -14,7 +14,6 @@ import re
 from dataclasses import dataclass
 
 from fedsieve.errors import check
-from fedsieve.types import Weights
 
 HELLO, ROUND, FINISH = "query.hello", "train.round", "evaluate.finish"
 """Message types: Flower's category and our action."""
@@ -73,13 +72,6 @@ class Order:
     after: int
     """The round whose state the site has to go on from: the last one in which the server used its
     reply. So neither a repeated round nor a refused reply leaves a trace."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """The global model; encoded it is the file model.safetensors of a run."""
-
-    weights: Weights
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,12 @@ _SKELETON = "skeleton"
 _TENSORS = ".tensors"
 _METRICS = "metrics"
 _DTYPES = frozenset(
-    np.dtype(name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32")
-) | {np.dtype("float64")}
+    np.dtype(kind)
+    for kind in (
+        *(np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64),
+        *(np.float16, np.float32, np.float64),
+    )
+)
 
 
 def to_content(metrics: Metrics | None = None, /, **records: object) -> RecordDict:

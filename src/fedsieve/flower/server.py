@@ -20,7 +20,6 @@ from fedsieve.flower.messages import (
     NOTHING_YET,
     ROUND,
     Hello,
-    Model,
     Order,
     Question,
     Receipt,
@@ -36,21 +35,20 @@ from fedsieve.flower.roster import (
     problem_of,
 )
 from fedsieve.flower.settings import Settings
-from fedsieve.flower.site import recipe_of
+from fedsieve.flower.site import make_bench, recipe_of
 from fedsieve.local.bench import EagerBench
 from fedsieve.methods import method
 from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
 from fedsieve.serial import payload_bytes
 from fedsieve.simulate.diagnose import drift
-from fedsieve.simulate.directory import METRICS, RunDirectory
+from fedsieve.simulate.directory import METRICS, Model, RunDirectory
 from fedsieve.simulate.run import Clock, client_means, save_model, summary_of
 from fedsieve.simulate.runners import one_thread
 from fedsieve.simulate.world import (
     count_correct,
     first_unusable,
     initial_weights,
-    pick_device,
     setup_for,
 )
 from fedsieve.types import SERVER, ClientId, Metrics, Streams, Weights
@@ -174,7 +172,7 @@ class Engine:
         directory.claim(recipe)
         founded.save(directory.path)
         directory.open_logs((METRICS,), checkpoint)
-        bench = EagerBench(setup, pick_device(recipe.engine.device))
+        bench = make_bench(setup, recipe.engine.device)
         return Engine(
             settings=settings,
             directory=directory,
@@ -184,7 +182,7 @@ class Engine:
             method=chosen,
             founded=founded,
             test=None if data is None else Examination.of(data, bench),
-            trainable=tuple(name for name, _ in bench.model().named_parameters()),
+            trainable=bench.trainable,
             server=server,
             merged=dict(checkpoint.clients) if checkpoint else {},
             rounds_done=checkpoint.rounds_done if checkpoint else 0,

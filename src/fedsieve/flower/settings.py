@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsieve.errors import FedsieveError, check
-from fedsieve.recipe import Recipe, cells, read_recipe, recipe_from_table
+from fedsieve.errors import check
+from fedsieve.recipe import Recipe, cells, parse_recipe, read_recipe, recipe_from_table
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Settings:
         name, text = str(config["recipe"]), str(config["recipe-toml"])
         check(bool(name) != bool(text), "Give either recipe or recipe-toml in --run-config.")
         check(bool(config["out"]), 'Give out="…", the server\'s folder, in --run-config.')
-        table = read_recipe(name) if name else _toml(text)
+        table = read_recipe(name) if name else parse_recipe(text, "recipe-toml")
         runs = cells(table)
         check(
             len(runs) == 1,
@@ -63,10 +62,3 @@ def _number(config: Mapping[str, Any], key: str) -> float:
         f"{key} must be a number, not {value!r}.",
     )
     return float(value)
-
-
-def _toml(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FedsieveError(f"recipe-toml is not valid TOML: {error}.") from None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +20,10 @@ from fedsieve.data.own.reading import ONE_SITE, Kind, Reading
 from fedsieve.data.sources import SOURCES, Dataset, load
 from fedsieve.data.sources.dataset import channel_statistics
 from fedsieve.errors import FedsieveError, check
-from fedsieve.files import remove_drafts, write_atomically
+from fedsieve.files import locked, remove_drafts, write_atomically
 from fedsieve.flower.messages import Charter, Hello, check_name
-from fedsieve.local.bench import EagerBench
-from fedsieve.recipe import Recipe, recipe_from_table
+from fedsieve.local.bench import EagerBench, Setup
+from fedsieve.recipe import Recipe, parse_recipe, recipe_from_table
 from fedsieve.serial import decode, encode
 from fedsieve.simulate.runners import set_gpu_arithmetic
 from fedsieve.simulate.world import World, make_world, pick_device, setup_for
@@ -136,6 +134,8 @@ def data_of(place: Place, recipe_toml: str, charter: Charter | None) -> SiteData
     """The site's data, read so that they fit the charter where there is one already."""
     if place.client is not None:
         data = _client_of_scene(recipe_toml, place.source, place.data, place.client)
+    elif charter is None:  # seen once, to say hello, which is kept itself
+        data = load_site(place, None)
     else:
         data = kept(place, "images", charter, SiteData, lambda: load_site(place, charter))
     if charter is not None:
@@ -155,7 +155,7 @@ def kept(
 
     Each message may come to a new process, and to decode all images takes longer than to train.
     """
-    if place.client is not None or place.data is None or (name == "images" and charter is None):
+    if place.client is not None or place.data is None:
         return make()
     how = None if charter is None else (charter.classes, charter.shape)
     key = hashlib.sha256(repr((place, how)).encode())
@@ -259,21 +259,23 @@ def _scene(recipe_toml: str, source: str, path: Path | None) -> tuple[World, Dat
 @functools.lru_cache(maxsize=4)
 def recipe_of(recipe_toml: str) -> Recipe:
     """The recipe in a message of the server's, checked like any other."""
-    try:
-        table = tomllib.loads(recipe_toml)
-    except tomllib.TOMLDecodeError as error:
-        raise FedsieveError(f"The server's recipe is not valid TOML: {error}.") from None
-    return recipe_from_table(table)
+    return recipe_from_table(parse_recipe(recipe_toml, "The server's recipe"))
 
 
 @functools.lru_cache(maxsize=1)
 def bench_of(charter: Charter) -> EagerBench:
     """The workbench of this process for a federation."""
     recipe = recipe_of(charter.recipe)
-    device = pick_device(recipe.engine.device)
+    setup = setup_for(recipe, charter.shape, len(charter.classes))
+    return make_bench(setup, recipe.engine.device)
+
+
+def make_bench(setup: Setup, device_name: str) -> EagerBench:
+    """A workbench on the device called so, with the arithmetic of the setup's precision."""
+    device = pick_device(device_name)
     if device.type == "cuda":
-        set_gpu_arithmetic(recipe.precision)
-    return EagerBench(setup_for(recipe, charter.shape, len(charter.classes)), device)
+        set_gpu_arithmetic(setup.precision)
+    return EagerBench(setup, device)
 
 
 # ----------------------------------------------------------------------------------- its folder
@@ -295,9 +297,7 @@ class SiteFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder; another process of the same site waits. It dies with its process."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locked(self.path):
             remove_drafts(self.path)
             yield
 

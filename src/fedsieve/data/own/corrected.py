@@ -41,7 +41,7 @@ from fedsieve.data.own.layout import (
 from fedsieve.data.own.names import CLASSES_FILE, candidates, class_name, id_of, path_of, some
 from fedsieve.data.own.read import classes_found, fixed_classes
 from fedsieve.data.own.reading import AS_FOUND, Reading
-from fedsieve.data.own.tables import read_rows, write_rows
+from fedsieve.data.own.tables import read_columns, write_rows
 from fedsieve.errors import FedsieveError, check
 
 Word: TypeAlias = Literal["keep", "relabel", "drop", "skip"]
@@ -73,16 +73,9 @@ class Correction:
 
 def read_verdicts(path: Path) -> tuple[Verdict, ...]:
     """The verdicts of a table with the columns id, site, given, verdict and new_label."""
-    header, rows = read_rows(path)
-    missing = [name for name in COLUMNS if name not in header]
-    check(
-        not missing,
-        f"{path} has no column {' or '.join(missing)}; verdicts need {', '.join(COLUMNS)}.",
-    )
-    places = [header.index(name) for name in COLUMNS]
     verdicts = []
-    for number, row in enumerate(rows, start=1):
-        sample_id, site, given, word, new_label = (row[place] for place in places)
+    for number, cells in enumerate(read_columns(path, COLUMNS, "verdicts need"), start=1):
+        sample_id, site, given, word, new_label = cells
         word = word.strip()
         check(
             word in get_args(Word),
@@ -276,7 +269,8 @@ def _write_npz(copy: _Copy, part: Part, found: Found) -> None:
         arrays["y"] = np.array(left)
     else:
         listed = tuple(dict.fromkeys((*classes, *left)))
-        arrays["y"] = np.array([listed.index(label) for label in left], dtype=np.int64)
+        number_of = {name: number for number, name in enumerate(listed)}
+        arrays["y"] = np.array([number_of[label] for label in left], dtype=np.int64)
         if copy.names is None or listed != classes:
             arrays["classes"] = np.array(listed)
     with zipfile.ZipFile(copy.draft / part.place.name, "w") as archive:

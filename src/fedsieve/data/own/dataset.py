@@ -81,11 +81,7 @@ def load_own(path: Path, kind: Kind) -> Dataset:
     if not (_holds_data(train) and _holds_data(test)):
         return as_dataset(read_own(path, Reading(kind=kind)), None)
     own = read_own(train, Reading(kind=kind, classes=fixed_classes(path, AS_FOUND)))
-    channels, height, width = own.images.shape[1:]
-    like_train = Reading(
-        size=(height, width), channels=1 if channels == 1 else 3, classes=own.classes
-    )
-    return as_dataset(own, read_own(test, like_train))
+    return as_dataset(own, read_own(test, own.reading_alike()))
 
 
 def _holds_data(folder: Path) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.data.own.names import class_name, id_of
-from fedsieve.data.own.reading import ONE_SITE, Kind, Skipped
+from fedsieve.data.own.reading import ONE_SITE, Kind, KindOrAuto, Skipped
 from fedsieve.data.own.tables import read_rows
 from fedsieve.data.sources.npz import (
     classes_in,
@@ -77,7 +77,7 @@ class Found:
         self.class_names |= other.class_names
 
 
-def kind_of(path: Path, said: Literal["auto"] | Kind = "auto") -> Kind:
+def kind_of(path: Path, said: KindOrAuto = "auto") -> Kind:
     """The layout of the data at `path`: the one that was `said`, or told from names alone."""
     check(path.exists(), f"There is nothing at {path}; give the folder or file of your data.")
     if said != "auto":

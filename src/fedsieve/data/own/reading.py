@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsieve.errors import check
 
 Kind: TypeAlias = Literal["folder", "table", "npz", "sites"]
+KindOrAuto: TypeAlias = Literal["auto", Kind]
 
 ONE_SITE = "all"
 """The name of the one site of data that name none."""
@@ -35,7 +36,7 @@ class Reading:
     """Refuse the data if anything had to be skipped."""
     max_pixels: int = 50_000_000
     """An image of more pixels is skipped unread: it may be made to fill the memory."""
-    kind: Literal["auto"] | Kind = "auto"
+    kind: KindOrAuto = "auto"
     """Which layout the data have; "auto" looks."""
 
     def __post_init__(self) -> None:
@@ -94,3 +95,10 @@ class OwnData:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def reading_alike(self) -> Reading:
+        """How other data are read so that they fit these: the same size, channels and classes."""
+        channels, height, width = self.images.shape[1:]
+        return Reading(
+            size=(height, width), channels=1 if channels == 1 else 3, classes=self.classes
+        )

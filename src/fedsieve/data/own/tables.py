@@ -76,6 +76,21 @@ def read_rows(path: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return rows[0], rows[1:]
 
 
+def read_columns(path: Path, names: Sequence[str], needed_by: str) -> list[tuple[str, ...]]:
+    """The cells of these columns in each row of a table, which may have others too.
+
+    `needed_by` says in an error whose columns they are, such as "verdicts need".
+    """
+    header, rows = read_rows(path)
+    missing = [name for name in names if name not in header]
+    check(
+        not missing,
+        f"{path} has no column {' or '.join(missing)}; {needed_by} {', '.join(names)}.",
+    )
+    places = [header.index(name) for name in names]
+    return [tuple(row[place] for place in places) for row in rows]
+
+
 def delimiter_of(text: str) -> str:
     """The delimiter that the first line with content has most of, outside quotes; else a comma."""
     first = next((line for line in io.StringIO(text) if line.strip()), "")
