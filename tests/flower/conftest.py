@@ -24,6 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if {"fleet", "listened"} & set(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.processes)
             item.add_marker(pytest.mark.xdist_group(_worker(item)))
+    # The longest first, so that none is left alone at the end.
+    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
 
 
 def _worker(item: pytest.Item) -> str:

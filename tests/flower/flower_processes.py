@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from typing import Any
 from fedsieve.flower.loopback import HOST, Loopback
 from fedsieve.recipe import Recipe
 
-PATIENCE = 400.0
+PATIENCE = 240.0
 """Seconds that anything here may take, on a machine that others use, too."""
 
 
@@ -50,6 +52,21 @@ class Fleet(Loopback):
         while not happened():
             assert time.monotonic() < end, f"waited in vain for {what}\n{self.logs()}"
             time.sleep(0.1)
+
+    def said_by_server(self) -> str:
+        """`flwr log` of the newest run: what a person at the server reads."""
+        log = (self.folder / "superlink.log").read_text(errors="replace")
+        (*_, newest) = re.findall(r"Created run (\d+)", log)
+        shown = subprocess.run(
+            [str(self._scripts / "flwr"), "log", newest, "here", "--show"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self._env,
+            cwd=self.folder,
+            check=False,
+        )
+        return shown.stdout
 
     def logs(self) -> str:
         return "\n".join(

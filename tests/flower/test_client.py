@@ -236,6 +236,10 @@ def test_sites_with_data_and_a_model_of_their_own(clinics: Path, tmp_path: Path)
         assert [s.rank for s in suspects] == list(range(1, 13))
         assert all(a.p_wrong >= b.p_wrong for a, b in itertools.pairwise(suspects))
         assert {s.given for s in suspects} == set(own)
+        page = file.with_name("review.html").read_text()
+        assert f"Suspicious labels at {name}" in page
+        # A PNG in base 64 begins so.
+        assert page.count("iVBORw0KGgo") == max(10, sum(s.is_flagged for s in suspects))
 
 
 def test_the_normalisation_is_that_of_all_images_together(clinics: Path, tmp_path: Path) -> None:

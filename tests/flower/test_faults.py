@@ -22,15 +22,25 @@ from flower_stage import (
     small_recipe,
     untouched,
 )
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from spoiled import (
+    a_gigabyte,
+    disguised,
+    fewer_classes,
+    foreign,
+    one_dimension_more,
+    one_value,
+    up_in,
+    with_up,
+)
 
 from fedsieve.errors import FedsieveError
 from fedsieve.flower import client, founding, roster, server, site
 from fedsieve.flower.grid import InProcessGrid
-from fedsieve.flower.messages import HELLO, ROUND, Hello, Order, Receipt
-from fedsieve.flower.records import from_content, metrics_of, read, to_content
+from fedsieve.flower.messages import HELLO, ROUND, Hello, Order
+from fedsieve.flower.records import from_content, read, to_content
 from fedsieve.flower.settings import Settings
-from fedsieve.methods import METHODS, fedavg, fedgr
+from fedsieve.methods import METHODS, fedavg
 from fedsieve.serial import decode
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.directory import Model, read_lines
@@ -58,55 +68,6 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def up_in(reply: Message, kind: type[Any] = fedavg.Up) -> tuple[Any, Receipt, dict[str, float]]:
-    records = from_content(reply.content, {"up": kind, "receipt": Receipt})
-    return records["up"], records["receipt"], metrics_of(reply.content)
-
-
-def with_up(change: Callable[[Any], Any]) -> Callable[[Message, Message], Message]:
-    """The same reply with another update in it."""
-
-    def spoil(message: Message, reply: Message) -> Message:
-        up, receipt, metrics = up_in(reply)
-        return Message(to_content(metrics, up=change(up), receipt=receipt), reply_to=message)
-
-    return spoil
-
-
-def one_value(value: float) -> Callable[[fedavg.Up], fedavg.Up]:
-    def change(up: fedavg.Up) -> fedavg.Up:
-        name, tensor = next(iter(up.weights.items()))
-        spoiled = tensor.clone()
-        spoiled.view(-1)[0] = value
-        return replace(up, weights={**up.weights, name: spoiled})
-
-    return change
-
-
-def fewer_classes(up: fedavg.Up) -> fedavg.Up:
-    """As of a site that knows seven of the ten classes."""
-    return replace(up, weights={n: t[:7] if len(t) == 10 else t for n, t in up.weights.items()})
-
-
-def foreign(message: Message, reply: Message) -> Message:
-    up, receipt, metrics = up_in(reply)
-    other = fedgr.Up(up.weights, up.samples, torch.arange(2), torch.zeros(2))
-    return Message(to_content(metrics, up=other, receipt=receipt), reply_to=message)
-
-
-def disguised(message: Message, reply: Message) -> Message:
-    """FedProx has the same Up as FedAvg; only the receipt tells them apart."""
-    up, receipt, metrics = up_in(reply)
-    receipt = replace(receipt, method="fedprox")
-    return Message(to_content(metrics, up=up, receipt=receipt), reply_to=message)
-
-
-def a_gigabyte(message: Message, reply: Message) -> Message:
-    nothing = ArrayRecord()
-    nothing["zeros"] = Array("uint8", (2**30,), "numpy.ndarray", bytes(2**30))
-    return Message(RecordDict({"up.tensors": nothing}), reply_to=message)
-
-
 def extra(record: Any) -> Callable[[Message, Message], Message]:
     def spoil(message: Message, reply: Message) -> Message:
         reply.content["metrics" if isinstance(record, MetricRecord) else "images"] = record
@@ -124,7 +85,7 @@ SPOILED: Mapping[str, tuple[Callable[[Message, Message], Message | None], str]] 
     "infinity": (with_up(one_value(float("inf"))), "is not finite"),
     "no such class": (with_up(fewer_classes), "does not fit the global model"),
     "another shape": (
-        with_up(lambda up: replace(up, weights={n: t[None] for n, t in up.weights.items()})),
+        with_up(one_dimension_more),
         "does not fit the global model",
     ),
     "another dtype": (

@@ -25,22 +25,19 @@ from fedsieve.audit.folds import deal
 from fedsieve.audit.noise import Evidence, fit_noise
 from fedsieve.audit.score import Scores, listed, scores_of
 from fedsieve.audit.settings import Settings
-from fedsieve.audit.suspects import FLAG, Suspect, write_suspects
+from fedsieve.audit.site import write_for_site
+from fedsieve.audit.suspects import FLAG, Suspect
 from fedsieve.data.own import OwnData, as_dataset, thumbnail
 from fedsieve.data.own.tables import write_rows
 from fedsieve.data.sources import Dataset
 from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
 from fedsieve.losses import cross_entropy
-from fedsieve.pages import ReportExtras, ReviewItem, report_page, review_page
+from fedsieve.pages import ReportExtras, report_page
 from fedsieve.simulate.directory import MODEL
 from fedsieve.simulate.findings import SiteLabels, findings_of
 from fedsieve.simulate.run import Reporter, run
 
-MOST_REVIEWED = 500
-"""Labels on one review page."""
-FEWEST_REVIEWED = 10
-"""A page shows so many even if fewer are flagged."""
 CHECKED_DURING_TRAINING = 500
 """Images that the final model's agreement with given labels is followed on, without test data."""
 DESCRIPTION = "audit.json"
@@ -190,30 +187,15 @@ def _audited(
     held = own.sites[name]
     given = own.labels.numpy()[held]
     suspects = listed([own.ids[i] for i in held], given, own.classes, scores)
-    write_suspects(folder / "suspects.csv", suspects)
     index_of = {own.ids[i]: int(i) for i in held}
-    flagged = sum(suspect.is_flagged for suspect in suspects)
-    shown = suspects[: min(MOST_REVIEWED, max(flagged, FEWEST_REVIEWED))]
-    items = [
-        ReviewItem(
-            suspect.id,
-            name,
-            suspect.given,
-            suspect.suggested,
-            suspect.p_wrong,
-            suspect.rank,
-            suspect.reason,
-            thumbnail(own, index_of[suspect.id]),
-        )
-        for suspect in shown
-    ]
-    page = review_page(
-        title=f"Suspicious labels at {name}",
-        classes=own.classes,
-        items=items,
+    write_for_site(
+        folder,
+        name,
+        own.classes,
+        suspects,
+        lambda sample: thumbnail(own, index_of[sample]),
         key=f"{fingerprint[:16]}/{name}",
     )
-    write_atomically(folder / "review.html", page.encode())
     return AuditedSite(name, scores, given, suspects)
 
 

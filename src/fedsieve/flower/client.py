@@ -35,7 +35,6 @@ T = TypeVar("T")
 BEGAN_ANEW = "began_anew"
 """Metric of a site whose state was lost: 1 in the round in which it began anew."""
 ERRORS = "errors.log"
-SUSPECTS = "suspects.csv"
 DISTRUSTED = "not trusted by the method"
 
 app = ClientApp()
@@ -122,7 +121,7 @@ def _finish(place: Place, content: RecordDict) -> RecordDict:
             state = work.method.init_client(cfg, work.shard)
         with one_thread():
             suspicion = work.method.suspect(cfg, state, down, work.shard, work.bench)
-        write_results(work.folder.path, work.data, model, suspicion)
+        write_results(work.folder.path, place.site, work.data, model, suspicion)
     return to_content(receipt=Receipt(work.method.name, order.client, order.round))
 
 
@@ -163,11 +162,15 @@ class Work:
         return to_device(record, self.bench.device)
 
 
-def write_results(folder: Path, data: SiteData, model: Model, found: Suspicion) -> None:
-    """The global model, and the site's labels in the order in which to look at them again."""
+def write_results(folder: Path, site: str, data: SiteData, model: Model, found: Suspicion) -> None:
+    """The global model, the site's labels in the order in which to look at them again, and the page
+    on which to do so."""
     # Not above: no other message needs it, and each one may start a process.
     from fedsieve.audit.score import NO_DOUBT, Scores, listed
-    from fedsieve.audit.suspects import FLAG, write_suspects
+    from fedsieve.audit.site import write_for_site
+    from fedsieve.audit.suspects import FLAG
+    from fedsieve.data.own.pixels import image_of
+    from fedsieve.data.own.thumbs import small_png
 
     write_atomically(folder / MODEL, encode(model))
     p_wrong = found.p_wrong.numpy(force=True).astype(np.float64)
@@ -176,4 +179,12 @@ def write_results(folder: Path, data: SiteData, model: Model, found: Suspicion) 
     reasons = tuple(DISTRUSTED if p >= FLAG else NO_DOUBT for p in p_wrong)
     scores = Scores(p_wrong, found.suggested.numpy(force=True), ranks, reasons)
     suspects = listed(data.names, data.labels.numpy(), data.classes, scores)
-    write_suspects(folder / SUSPECTS, suspects)
+    images = dict(zip(data.names, data.images, strict=True))
+    write_for_site(
+        folder,
+        site,
+        data.classes,
+        suspects,
+        lambda sample: small_png(image_of(images[sample].numpy())),
+        key=f"{folder.name}/{site}",
+    )

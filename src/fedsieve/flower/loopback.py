@@ -35,6 +35,8 @@ class Loopback:
     def __init__(self, folder: Path) -> None:
         """`folder` gets the logs, Flower's own files and the folders of the sites."""
         self.folder = folder
+        self.app = app_folder()
+        """What `flwr run` sends to the nodes."""
         self.port = free_port()
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._link: subprocess.Popen[bytes] | None = None
@@ -115,7 +117,7 @@ class Loopback:
         file = self.folder / "run-config.toml"
         table = {"recipe-toml": tomli_w.dumps(recipe_table(recipe)), "out": str(out), **settings}
         file.write_text(tomli_w.dumps(table), encoding="utf-8")
-        command = ["run", str(app_folder()), "here", "--run-config", str(file)]
+        command = ["run", str(self.app), "here", "--run-config", str(file)]
         done = subprocess.run(
             [str(self._scripts / "flwr"), *command],
             stdout=subprocess.PIPE,

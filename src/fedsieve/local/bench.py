@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.optim.sgd import sgd
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from fedsieve.data.views import ViewSet
@@ -172,11 +173,10 @@ class EagerBench:
     def fit(self, plan: Plan) -> Fitted:
         steps = schedule(len(plan.images), plan.sgd, plan.rng("batches"))
         trained, nets, average = self._load(plan)
-        optimizer = torch.optim.SGD(
+        descend = Descent(
             [p for model in trained for p in model.parameters()],
-            lr=plan.sgd.lr,
-            momentum=plan.sgd.momentum,
-            weight_decay=plan.sgd.weight_decay if plan.update_scale is None else 0.0,
+            plan.sgd,
+            plan.sgd.weight_decay if plan.update_scale is None else 0.0,
         )
         constants = self.constants(plan.constants)
         total = torch.zeros((), device=self.device)
@@ -189,11 +189,11 @@ class EagerBench:
                     while step < len(steps) and steps.epoch_of[step] == epoch:
                         batch = self._batch(plan, steps, step, views, offset, constants)
                         loss = plan.loss(batch, *nets)
-                        optimizer.zero_grad(set_to_none=True)
+                        descend.forget_gradients()
                         loss.backward()  # type: ignore[no-untyped-call]
                         if plan.update_scale is not None:
                             scale_gradients(trained, plan.sgd.weight_decay, plan.update_scale)
-                        optimizer.step()
+                        descend()
                         average()
                         total += loss.detach()
                         step += 1
@@ -285,6 +285,41 @@ def autocast(
 def in_fp32(outputs: Outputs) -> Outputs:
     features = None if outputs.features is None else outputs.features.float()
     return Outputs(features, outputs.logits.float())
+
+
+class Descent:
+    """`torch.optim.SGD`, whose function does the work, without the object: to make one imports
+    torch's compiler, for more than a second, in every process that a site starts."""
+
+    def __init__(self, parameters: list[nn.Parameter], sgd: Sgd, weight_decay: float) -> None:
+        self._parameters = parameters
+        self._sgd = sgd
+        self._weight_decay = weight_decay
+        self._momenta: list[Tensor | None] = [None] * len(parameters)
+
+    def forget_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """One step; parameters without a gradient stay as they are."""
+        moved = [i for i, p in enumerate(self._parameters) if p.grad is not None]
+        momenta = [self._momenta[i] for i in moved]
+        parameters: list[Tensor] = [self._parameters[i] for i in moved]
+        sgd(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            momenta,
+            lr=self._sgd.lr,
+            momentum=self._sgd.momentum,
+            weight_decay=self._weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        for i, momentum in zip(moved, momenta, strict=True):
+            self._momenta[i] = momentum
 
 
 @torch.no_grad()

@@ -55,8 +55,8 @@ from fedsieve.simulate.world import (
 )
 from fedsieve.types import ClientId, Metrics, Weights
 
-PRELOAD = [__name__, "torch._dynamo"]
-"""What every worker needs; torch imports the second, for a second, at the first optimiser."""
+PRELOAD = [__name__]
+"""What every worker needs."""
 
 
 class Runner(Protocol):

@@ -19,8 +19,11 @@ def thumbnail(own: OwnData, index: int, side: int = 96) -> bytes:
     Smaller images are enlarged by a whole factor. Nothing but pixels is in it: no place, no camera.
     """
     image = _original(own, index, side)
-    if image is None:
-        image = image_of(own.images[index].numpy())
+    return small_png(image_of(own.images[index].numpy()) if image is None else image, side)
+
+
+def small_png(image: Image.Image, side: int = 96) -> bytes:
+    """A PNG of the image as `thumbnail` describes it."""
     factor = side // max(image.size)
     if factor >= 2:
         image = image.resize(
