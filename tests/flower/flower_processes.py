@@ -15,7 +15,7 @@ from typing import Any
 from fedsieve.flower.loopback import HOST, Loopback
 from fedsieve.recipe import Recipe
 
-PATIENCE = 240.0
+PATIENCE = 400.0
 """Seconds that anything here may take, on a machine that others use, too."""
 
 
