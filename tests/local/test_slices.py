@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +20,17 @@ from fedsieve.local.graph import GraphBench
 from fedsieve.local.plan import Fitted
 from fedsieve.local.slices import Slice, SlicingError, carve, slice_size, whole
 from fedsieve.local.together import ViewsTogether
+from fedsieve.recipe import EngineConfig, Recipe, Slicing
 from fedsieve.simulate import runners
 from fedsieve.simulate.runners import (
+    Slots,
     first_line,
     refuses_slices,
     set_gpu_arithmetic,
     slot_places,
     unevenness,
 )
-from fedsieve.simulate.world import World
+from fedsieve.simulate.world import Job, Result, World
 
 CPU = torch.device("cpu")
 
@@ -68,6 +70,50 @@ def test_a_kernel_that_cannot_be_launched_is_told_from_other_failures() -> None:
     assert refuses_slices(launch)
     assert first_line(launch) == "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling it"
     assert not refuses_slices(RuntimeError("CUDA error: out of memory"))
+
+
+class Refusing(Slots):
+    """Slots whose slices no library can work in; they train nobody."""
+
+    def __init__(self, slicing: Slicing, failure: str) -> None:
+        self._recipe = Recipe(engine=EngineConfig(slices=slicing))
+        self._world, self._count = world_of([1]), 1
+        self.sliced, self._failure = True, failure
+
+    def _train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+        if self.sliced:
+            raise RuntimeError(self._failure)
+        return []
+
+    def _open(self, places: Sequence[Slice]) -> None:
+        assert len(places) == 2  # a slot's, and where views are made
+        self.sliced = any(place.context is not None for place in places)
+
+    def close(self) -> None:
+        pass
+
+
+CANNOT_LAUNCH = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"
+
+
+def test_where_no_library_works_in_slices_the_round_is_repeated_without(
+    gpu: Callable[[bool], None],
+) -> None:
+    gpu(True)
+    slots = Refusing("auto", CANNOT_LAUNCH)
+    with pytest.warns(UserWarning, match="gets the whole GPU from now on"):
+        assert slots.train(0, []) == []
+    assert not slots.sliced
+
+
+def test_slices_that_were_asked_for_are_not_given_up_in_silence() -> None:
+    with pytest.raises(FedsieveError, match="use 'auto' or 'never'"):
+        Refusing("always", CANNOT_LAUNCH).train(0, [])
+
+
+def test_other_failures_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Refusing("auto", "CUDA error: out of memory").train(0, [])
 
 
 @dataclass
