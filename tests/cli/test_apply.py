@@ -44,6 +44,15 @@ def test_verdicts_are_applied(cli, animals: Path):
     assert read_own(Path("new")).ids == ("cat/1.png", "dog/0-from-cat.png", "dog/0.png")
 
 
+def test_the_tables_of_several_sites_make_one_copy(cli, animals: Path):
+    write_rows(Path("a.csv"), COLUMNS, [("cat/0.png", "", "cat", "relabel", "dog")])
+    write_rows(Path("b.csv"), COLUMNS, [("dog/1.png", "", "dog", "drop", "")])
+    write_rows(Path("c.csv"), COLUMNS, [("cat/1.png", "", "cat", "drop", "")])
+    answer = cli("apply", "a.csv", animals, "--also", "b.csv", "c.csv", "--out", "new")
+    assert (answer.status, answer.err) == (0, "")
+    assert read_own(Path("new")).ids == ("dog/0-from-cat.png", "dog/0.png")
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

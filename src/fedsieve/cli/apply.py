@@ -20,6 +20,8 @@ class ApplyOptions:
     new_label."""
     data: Path = field(metadata=POSITIONAL)
     """The data that were audited: a folder, a table or an .npz file."""
+    also: tuple[Path, ...] = ()
+    """More such tables, where every site has its own."""
     out: Path
     """The new folder; it must not be there yet, or be empty."""
     kind: KindOrAuto = "auto"
@@ -28,7 +30,8 @@ class ApplyOptions:
 
 def main(argv: Sequence[str]) -> int:
     options = parse(ApplyOptions, "fedsieve apply", argv)
-    verdicts = read_verdicts(options.verdicts)
+    tables = (options.verdicts, *options.also)
+    verdicts = [verdict for table in tables for verdict in read_verdicts(table)]
     done = apply_verdicts(verdicts, options.data, options.out, Reading(kind=options.kind))
     print(
         f"Wrote {options.out}: labels changed: {done.relabelled:,}, images left out: "

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     settings = choose(own, Asked(**{f.name: getattr(options, f.name) for f in fields(Asked)}))
     test = None if options.test is None else read_own(options.test, own.reading_alike())
     print("\n".join(setting_lines(own, settings)), flush=True)
-    watching = watcher()
+    watching = watcher("agreement")
     try:
         with watching.shown():
             found = audit(
@@ -100,7 +100,7 @@ def show(found: Audit, out: Path) -> None:
 class OneBar:
     """A reporter that shows all federations of an audit as the rounds of one.
 
-    The accuracy beside it is the agreement with given labels that the model has not seen.
+    The agreement beside it is that with given labels that the model has not seen.
     """
 
     def __init__(self, inner: Watcher, out: Path, settings: Settings) -> None:

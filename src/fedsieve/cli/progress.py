@@ -31,15 +31,17 @@ class Watcher(Reporter, Protocol):
         """The run in `path` was finished before."""
 
 
-def watcher() -> Watcher:
-    """A bar or lines on standard error, whichever it can show."""
-    return Bars() if is_live(sys.stderr) else Lines()
+def watcher(measure: str = "accuracy") -> Watcher:
+    """A bar or lines on standard error, whichever it can show; `measure` is what a round's line
+    calls accuracy."""
+    return Bars(measure) if is_live(sys.stderr) else Lines(measure=measure)
 
 
 class Bars:
     """A bar per run: rounds, accuracy, time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, measure: str = "accuracy") -> None:
+        self._measure = measure
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -60,7 +62,9 @@ class Bars:
 
     def finished_round(self, line: Mapping[str, Any]) -> None:
         self._progress.update(
-            self._task, completed=line["round"] + 1, accuracy=f"accuracy {line['accuracy']:.2f} %"
+            self._task,
+            completed=line["round"] + 1,
+            accuracy=f"{self._measure} {line['accuracy']:.2f} %",
         )
 
     def skipped(self, path: Path) -> None:
@@ -74,7 +78,9 @@ class Lines:
         self,
         write: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        measure: str = "accuracy",
     ) -> None:
+        self._measure = measure
         self._write = write or _to_stderr
         self._clock = clock
         self._name = ""
@@ -104,7 +110,8 @@ class Lines:
             f", {duration(per_round * (self._rounds - done))} left" if done < self._rounds else ""
         )
         self._write(
-            f"{self._name}: round {done}/{self._rounds}, accuracy {line['accuracy']:.2f} %{left}"
+            f"{self._name}: round {done}/{self._rounds}, {self._measure} "
+            f"{line['accuracy']:.2f} %{left}"
         )
 
     def skipped(self, path: Path) -> None:
