@@ -15,7 +15,7 @@ test: setup
 
 # Federations on Flower, many of them with a SuperLink and SuperNodes of their own; they wait a lot, so two at once.
 test-flower: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m flower -n 2 --dist loadgroup --durations=12 tests/flower
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m flower -n 2 --dist loadfile --no-loadscope-reorder --durations=12 tests/flower
 
 # On a machine with a CUDA device; PYTHON may be any interpreter that has torch for it.
 test-gpu:

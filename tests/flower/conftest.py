@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fedsieve.methods import METHODS
-
 if TYPE_CHECKING:
     from flower_processes import Fleet, Recorder
 
@@ -23,20 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flower)
             if {"fleet", "listened"} & set(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.processes)
-            item.add_marker(pytest.mark.xdist_group(_worker(item)))
     # The longest first, so that none is left alone at the end.
     items.sort(key=lambda item: item.get_closest_marker("processes") is None)
-
-
-def _worker(item: pytest.Item) -> str:
-    """Tests with the same word run one after another, where several run at once: those of a file,
-    but a long one is divided."""
-    file = item.path.stem
-    if file == "test_faults_processes":
-        return item.name
-    methods = sorted(METHODS)
-    half = [name for name in methods[: len(methods) // 2] if f"[{name}]" in item.name]
-    return f"{file} {bool(half)}" if file == "test_equality" else file
 
 
 @pytest.fixture(scope="session")

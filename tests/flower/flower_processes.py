@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -57,16 +56,7 @@ class Fleet(Loopback):
         """`flwr log` of the newest run: what a person at the server reads."""
         log = (self.folder / "superlink.log").read_text(errors="replace")
         (*_, newest) = re.findall(r"Created run (\d+)", log)
-        shown = subprocess.run(
-            [str(self._scripts / "flwr"), "log", newest, "here", "--show"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=self._env,
-            cwd=self.folder,
-            check=False,
-        )
-        return shown.stdout
+        return self.ask("log", newest, "here", "--show")
 
     def logs(self) -> str:
         return "\n".join(

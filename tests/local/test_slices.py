@@ -24,7 +24,7 @@ from fedsieve.recipe import EngineConfig, Recipe, Slicing
 from fedsieve.simulate import runners
 from fedsieve.simulate.runners import (
     Slots,
-    first_line,
+    failed_call,
     refuses_slices,
     set_gpu_arithmetic,
     slot_places,
@@ -68,7 +68,7 @@ def test_slices_are_groups_of_eight_where_that_wastes_little(
 def test_a_kernel_that_cannot_be_launched_is_told_from_other_failures() -> None:
     launch = RuntimeError("raised:\nCUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling it\n")
     assert refuses_slices(launch)
-    assert first_line(launch) == "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling it"
+    assert failed_call(launch) == "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling it"
     assert not refuses_slices(RuntimeError("CUDA error: out of memory"))
 
 

@@ -117,9 +117,12 @@ class Loopback:
         file = self.folder / "run-config.toml"
         table = {"recipe-toml": tomli_w.dumps(recipe_table(recipe)), "out": str(out), **settings}
         file.write_text(tomli_w.dumps(table), encoding="utf-8")
-        command = ["run", str(self.app), "here", "--run-config", str(file)]
+        self.ask("run", str(self.app), "here", "--run-config", str(file))
+
+    def ask(self, *words: str) -> str:
+        """What the command `flwr` prints."""
         done = subprocess.run(
-            [str(self._scripts / "flwr"), *command],
+            [str(self._scripts / "flwr"), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -128,7 +131,8 @@ class Loopback:
             check=False,
         )
         if done.returncode:
-            raise FedsieveError(f"flwr run failed: {done.stdout.strip()}")
+            raise FedsieveError(f"flwr {words[0]} failed: {done.stdout.strip()}")
+        return done.stdout
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:

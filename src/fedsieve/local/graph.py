@@ -89,6 +89,7 @@ class GraphBench(EagerBench):
         self._forward_weights: Weights | None = None
         """What the model of `forward` holds."""
         self._complete: Tensor | None = None
+        """Images that other streams may read without waiting for this one."""
         self._lent: list[Tensor] = []
         """Views that this stream may still have to read; their memory belongs to another one."""
 
@@ -96,14 +97,18 @@ class GraphBench(EagerBench):
     def visit(self, images: Tensor) -> Iterator[None]:
         """Work with a client's `images`. They are waited for once, here, so that their views can
         be made elsewhere while this stream is busy; at the end all work is waited for."""
-        self.stream.synchronize()
+        self._settle()
         self._complete = images
         try:
             yield
         finally:
-            self.stream.synchronize()
+            self._settle()
             self._complete = self._forward_weights = None
-            self._lent.clear()
+
+    def _settle(self) -> None:
+        """Wait for all work of this stream, which then has read what it was lent."""
+        self.stream.synchronize()
+        self._lent.clear()
 
     def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
         view = self._setup.views[name]
@@ -117,7 +122,7 @@ class GraphBench(EagerBench):
     def _await(self, images: Tensor) -> None:
         """Have images there for other streams to read."""
         if images is not self._complete:
-            self.stream.synchronize()
+            self._settle()
 
     def epoch_views(self, plan: Plan) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
         """As in the plain loop, but the first views are being made from this call on, and the next

@@ -224,11 +224,11 @@ class Slots:
             check(
                 self._recipe.engine.slices == "auto",
                 "engine.slices is 'always', but a library of this GPU cannot work in its slices "
-                f"({first_line(error)}); use 'auto' or 'never'.",
+                f"({failed_call(error)}); use 'auto' or 'never'.",
             )
             warnings.warn(
                 "A library of this GPU cannot work in slices of it; every slot gets the whole GPU "
-                f"from now on, which is slower ({first_line(error)}).",
+                f"from now on, which is slower ({failed_call(error)}).",
                 stacklevel=2,
             )
         self.close()
@@ -307,7 +307,8 @@ def refuses_slices(error: RuntimeError) -> bool:
     return "_STATUS_EXECUTION_FAILED" in str(error)
 
 
-def first_line(error: BaseException) -> str:
+def failed_call(error: RuntimeError) -> str:
+    """The line of a long message that names the call which failed."""
     return next((line for line in str(error).splitlines() if "_STATUS_" in line), str(error))
 
 

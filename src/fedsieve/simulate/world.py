@@ -158,10 +158,10 @@ def first_unusable(up: Any) -> str | None:
     floats = [(n, t.detach()) for n, t in tensors.items() if t.is_floating_point() and t.numel()]
     if not floats:
         return None
-    largest = torch.stack(torch._foreach_norm([t for _, t in floats], math.inf)).isfinite()
-    if bool(largest.all()):  # one synchronisation for all tensors
+    finite = torch.stack(torch._foreach_norm([t for _, t in floats], math.inf)).isfinite()
+    if bool(finite.all()):  # one synchronisation for all tensors
         return None
-    return floats[int(torch.nonzero(~largest)[0])][0]
+    return floats[int(torch.nonzero(~finite)[0])][0]
 
 
 def count_correct(bench: Bench, weights: Weights, images: Tensor, labels: Tensor) -> int:
