@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from fedsieve.local import slices
 from fedsieve.local.bench import EagerBench
 from fedsieve.local.graph import GraphBench
 from fedsieve.local.plan import Fitted
-from fedsieve.local.slices import Slice, SlicingError, carve, slice_size, whole
+from fedsieve.local.slices import Slice, SlicingError, carve, whole
 from fedsieve.local.together import ViewsTogether
 from fedsieve.recipe import EngineConfig, Recipe, Slicing
 from fedsieve.simulate import runners
@@ -53,16 +54,6 @@ def test_unevenness_is_the_expected_largest_over_the_mean() -> None:
 
 def test_one_drawn_client_is_as_large_as_the_mean() -> None:
     assert unevenness(world_of([1, 2, 9]), 1) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [(26, (24, 0)), (33, (32, 0)), (16, (16, 0)), (13, (12, 1)), (6, (6, 1)), (23, (22, 1))],
-)
-def test_slices_are_groups_of_eight_where_that_wastes_little(
-    share: int, expected: tuple[int, int]
-) -> None:
-    assert slice_size(share) == expected
 
 
 def test_a_kernel_that_cannot_be_launched_is_told_from_other_failures() -> None:
@@ -237,6 +228,46 @@ def test_a_green_context_for_every_slice(on_driver: Callable[[object], None]) ->
     made = carve(torch.device("cuda"), 11)
     assert len(made) == driver.called.count("cuGreenCtxCreate") == 11
     assert all(place.context is not None for place in made)
+
+
+def test_setting_its_device_leaves_a_thread_in_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compiled code does before anything else; another device, or another thread, is set."""
+    devices: list[Any] = []
+    monkeypatch.setattr(slices, "_set_device", devices.append)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(groups=0))
+
+    def in_a_slice() -> None:
+        Slice(torch.device("cuda", 1), 8, ctypes.c_void_p(1)).enter()
+        devices.clear()
+        for device in (1, "cuda:1", torch.device("cuda", 1), 0, "cuda:0"):
+            torch.cuda.set_device(device)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(in_a_slice).result()
+    assert devices == [0, "cuda:0"]
+    torch.cuda.set_device(1)
+    assert devices == [0, "cuda:0", 1]
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_compiled_model_does_not_leave_its_slice() -> None:
+    device = torch.device("cuda")
+    (place, _) = carve(device, 2)
+
+    def multiply() -> bool:
+        place.enter()
+        with torch.cuda.stream(place.stream()):
+            left = torch.randn(32, 48, device=device)
+            torch.compile(lambda a: (a @ a.T).relu() + 1)(left)
+        current = ctypes.c_void_p()
+        slices._call("cuCtxGetCurrent", ctypes.byref(current))
+        assert place.context is not None
+        return current.value == place.context.value
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(multiply).result()
 
 
 @needs_gpu

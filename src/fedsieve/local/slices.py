@@ -5,16 +5,18 @@ ten such steps side by side compete: every kernel was chosen for an empty GPU an
 of it. In a CUDA green context a stream owns a few multiprocessors, kernels are chosen for those,
 and the slots do not disturb each other but for the memory.
 
-A thread enters its slice once and stays. What has to be known: cuDNN works only while the slice's
-context is current, so backward passes must run in the thread itself and not in autograd's own;
-events of one context cannot be recorded in another, so work that crosses slices is ordered by
-waiting on the host.
+A thread enters its slice once and stays. What has to be known: cuDNN and cuBLAS work reliably only
+while the slice's context is current. So backward passes must run in the thread itself and not in
+autograd's own; and code that `torch.compile` made begins by setting the device, which would make
+the whole GPU's context current again, so in a slice that does nothing. Events of one context cannot
+be recorded in another, so work that crosses slices is ordered by waiting on the host.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +25,8 @@ import torch
 
 _SM = 1
 """CU_DEV_RESOURCE_TYPE_SM"""
-_ANY_MULTIPROCESSORS = 1
-"""CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING: sizes need not be multiples of eight."""
+_IN_PAIRS = 1
+"""CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING: multiples of two instead of eight will do."""
 _NON_BLOCKING = 1
 """CU_GREEN_CTX_DEFAULT_STREAM and CU_STREAM_NON_BLOCKING alike."""
 _RESOURCE_BYTES, _COUNT_OFFSET = 144, 96
@@ -46,10 +48,13 @@ class Slice:
 
     def enter(self) -> None:
         """Make this the slice in which the calling thread works from now on."""
+        _entered.slice = None
         torch.cuda.set_device(self.device)
         if self.context is not None:
             # A thread of autograd's own would work outside the slice.
             torch.autograd.set_multithreading_enabled(False)
+            _stay_in_slices()
+            _entered.slice = self
             _call("cuCtxSetCurrent", self.context)
 
     def stream(self) -> torch.cuda.Stream:
@@ -57,6 +62,27 @@ class Slice:
         if self.new_stream is None:
             return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return torch.cuda.ExternalStream(self.new_stream(), self.device)  # type: ignore[no-untyped-call]
+
+
+_entered = threading.local()
+"""`slice` is the one that a thread is in, if any."""
+_set_device = torch.cuda.set_device
+
+
+def _stay_in_slices() -> None:
+    """Let `torch.cuda.set_device` do nothing in threads that are in a slice of that device."""
+    torch.cuda.set_device = _set_device_outside_slices
+
+
+@functools.wraps(_set_device)
+def _set_device_outside_slices(device: torch.types.Device) -> None:
+    here: Slice | None = getattr(_entered, "slice", None)
+    if here is None or _index(device) != here.device.index:
+        _set_device(device)
+
+
+def _index(device: torch.types.Device) -> int | None:
+    return device if isinstance(device, int) else torch.device(device or "cuda").index
 
 
 def whole(device: torch.device) -> Slice:
@@ -74,7 +100,7 @@ def carve(device: torch.device, count: int) -> list[Slice]:
     """`count` slices of equal size; `SlicingError` where that cannot be had."""
     everything = whole(device)
     device = everything.device
-    size, split = slice_size(everything.multiprocessors // count)
+    size = everything.multiprocessors // count // 2 * 2
     if size < 2:
         raise SlicingError(f"a GPU with too few multiprocessors for {count} slices")
     number, resource = ctypes.c_int(), _resource()
@@ -87,26 +113,13 @@ def carve(device: torch.device, count: int) -> list[Slice]:
         ctypes.byref(made),
         resource,
         _resource(),
-        split,
+        _IN_PAIRS,
         size,
     )
     if made.value < count:
         raise SlicingError(f"a GPU that gives {made.value} slices instead of {count}")
     parts = [groups.raw[i * _RESOURCE_BYTES : (i + 1) * _RESOURCE_BYTES] for i in range(count)]
     return [_slice(device, number, part) for part in parts]
-
-
-def slice_size(share: int) -> tuple[int, int]:
-    """How many multiprocessors a slice takes of its `share`, and how the driver is to split.
-
-    Groups of eight can run kernels whose blocks work in clusters, as some of cuBLAS's do. Where
-    they would leave more than a tenth of the share idle, pairs are taken: what ResNets need runs
-    on those too.
-    """
-    in_groups = share // 8 * 8
-    if in_groups >= 0.9 * share:
-        return in_groups, 0
-    return share // 2 * 2, _ANY_MULTIPROCESSORS
 
 
 def _slice(device: torch.device, number: ctypes.c_int, part: bytes) -> Slice:

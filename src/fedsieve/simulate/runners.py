@@ -302,8 +302,8 @@ def slot_places(slicing: Slicing, world: World, slots: int) -> list[Slice]:
 
 
 def refuses_slices(error: RuntimeError) -> bool:
-    """Whether cuBLAS or cuDNN could not launch a kernel. Some need multiprocessors that lie
-    together on the chip, and which ones a slice gets differs from GPU to GPU."""
+    """Whether cuBLAS or cuDNN could not launch a kernel, as happens where a slice's context is not
+    current in the calling thread: other versions of torch may make another one so."""
     return "_STATUS_EXECUTION_FAILED" in str(error)
 
 
