@@ -51,7 +51,7 @@ PARTITIONS = {
 SOURCE_OF = {1: "cifar10", 2: "cifar100"}
 NETWORK_OF = {"cifar10": "resnet18", "cifar100": "resnet34", "clothing1m": "resnet50"}
 FEDGR = fedgr.Config(
-    preset="paper",
+    preset="published",
     warmup_rounds=100,
     lambda_b=1.0,
     lambda_r=0.1,
@@ -99,7 +99,7 @@ def cifar(name: str, source: str, partition: Partition, noise: Noise) -> Recipe:
         precision="bf16",
         data=DataConfig(source=source, path=Path("data")),
         scene=SceneConfig(clients=100, partition=partition, noise=noise),
-        model=ModelConfig(name=NETWORK_OF[source], head="mlp"),
+        model=ModelConfig(name=NETWORK_OF[source]),
         sgd=DROP,
         method=METHOD_OF[source],
     )
@@ -112,18 +112,17 @@ def clothing(name: str, partition: Partition) -> Recipe:
         rounds=200,
         data=DataConfig(source="clothing1m", path=Path("data/clothing1m")),
         scene=SceneConfig(clients=500, partition=partition),
-        model=ModelConfig(name="resnet50", head="mlp", weights=weights),
+        model=ModelConfig(name="resnet50", weights=weights),
         sgd=replace(DROP, epochs=2),
         method=METHOD_OF["clothing1m"],
     )
 
 
 def as_baseline(recipe: Recipe, method: str) -> Recipe:
-    """The same scene for a baseline: weak view, all batches, one Linear as the head."""
+    """The same scene for a baseline: weak view, all batches."""
     return replace(
         recipe,
         method=BASELINES[method],
-        model=replace(recipe.model, head="linear"),
         sgd=replace(recipe.sgd, tail="keep"),
     )
 

@@ -46,11 +46,11 @@ class Fleet(Loopback):
             f"round {rounds_done}",
         )
 
-    def wait_until(self, happened: Callable[[], bool], what: str) -> None:
+    def wait_until(self, happened: Callable[[], bool], what: str, pause: float = 0.1) -> None:
         end = time.monotonic() + PATIENCE
         while not happened():
             assert time.monotonic() < end, f"waited in vain for {what}\n{self.logs()}"
-            time.sleep(0.1)
+            time.sleep(pause)
 
     def said_by_server(self) -> str:
         """`flwr log` of the newest run: what a person at the server reads."""

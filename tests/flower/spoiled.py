@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
@@ -14,13 +14,16 @@ from fedsieve.flower.messages import Receipt
 from fedsieve.flower.records import from_content, metrics_of, to_content
 from fedsieve.methods import fedavg, fedgr
 
+Spoil: TypeAlias = Callable[[Message, Message], Message]
+"""Message and honest reply → what is sent instead."""
+
 
 def up_in(reply: Message, kind: type[Any] = fedavg.Up) -> tuple[Any, Receipt, dict[str, float]]:
     records = from_content(reply.content, {"up": kind, "receipt": Receipt})
     return records["up"], records["receipt"], metrics_of(reply.content)
 
 
-def with_up(change: Callable[[Any], Any]) -> Callable[[Message, Message], Message]:
+def with_up(change: Callable[[Any], Any]) -> Spoil:
     """The same reply with another update in it."""
 
     def spoil(message: Message, reply: Message) -> Message:
@@ -77,12 +80,18 @@ def late(message: Message, reply: Message) -> Message:
     return reply
 
 
-ROUND_BY_ROUND = (
-    (with_up(one_value(float("nan"))), "is not finite"),
-    (with_up(one_dimension_more), "does not fit the global model"),
-    (with_up(fewer_classes), "does not fit the global model"),
-    (foreign, "fields samples, weights"),
-    (a_gigabyte, "bytes; at most"),
-    (late, f"did not answer within {DEADLINE:g} seconds"),
+ROUND_BY_ROUND: tuple[Mapping[int, tuple[Spoil, str]], ...] = (
+    {
+        1: (with_up(one_value(float("nan"))), "is not finite"),
+        2: (with_up(one_dimension_more), "does not fit the global model"),
+    },
+    {
+        1: (with_up(fewer_classes), "does not fit the global model"),
+        2: (foreign, "fields samples, weights"),
+    },
+    {
+        1: (late, f"did not answer within {DEADLINE:g} seconds"),
+        2: (a_gigabyte, "bytes; at most"),
+    },
 )
-"""What a site does in each round of a federation, and what the server says to it."""
+"""What clients do in each round of a federation, and what the server says to it."""

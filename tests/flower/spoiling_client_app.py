@@ -1,4 +1,4 @@
-"""The ClientApp of a federation in which client 2 misbehaves in another way in every round."""
+"""The ClientApp of a federation in which some clients misbehave in another way in every round."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def hello(message: Message, context: Context) -> Message:
 @app.train("round")  # type: ignore[untyped-decorator, unused-ignore]
 def round(message: Message, context: Context) -> Message:
     reply = client.round(message, context)
-    if context.node_config["client"] != 2:
+    misdeeds = ROUND_BY_ROUND[read(message.content, "order", Order).round]
+    if context.node_config["client"] not in misdeeds:
         return reply
-    spoil, _ = ROUND_BY_ROUND[read(message.content, "order", Order).round]
+    spoil, _ = misdeeds[context.node_config["client"]]
     spoiled: Message = spoil(message, reply)
     return spoiled
 

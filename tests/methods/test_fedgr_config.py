@@ -46,6 +46,8 @@ def test_presets_differ_where_the_programs_do() -> None:
         return {f.name for f in fields(Switches) if getattr(a, f.name) != getattr(b, f.name)}
 
     paper, authors, generation_a = PRESETS["paper"], PRESETS["authors"], PRESETS["generation-a"]
+    assert differing(PRESETS["published"], paper) == {"mix"}
+    assert Config().switches == PRESETS["published"]
     assert differing(paper, authors) == {
         "mix",
         "pseudo_memory",

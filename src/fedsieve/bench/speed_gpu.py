@@ -133,7 +133,7 @@ def work(precision: Precision, *, slots: int = PER_ROUND, warm_up: int = 100) ->
         clients_per_round=PER_ROUND,
         precision=precision,
         scene=SceneConfig(clients=CLIENTS),
-        model=ModelConfig(name="resnet18", head="mlp"),
+        model=ModelConfig(name="resnet18"),
         sgd=Sgd(
             epochs=EPOCHS, batch_size=BATCH, lr=0.01, momentum=0.5, weight_decay=5e-4, tail="drop"
         ),
@@ -176,8 +176,6 @@ def measure_speed_gpu(rounds: int = 20) -> GpuSpeedReport:
     recipe = work("bf16", warm_up=warm_up_rounds)
     steps = (PER_CLIENT // BATCH) * EPOCHS
     images = PER_ROUND * steps * BATCH
-    eager = _eager(data)
-    big = _big_batch(data)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         directory = RunDirectory(Path(folder))
@@ -194,6 +192,7 @@ def measure_speed_gpu(rounds: int = 20) -> GpuSpeedReport:
             assert isinstance(runner, Slots)
             steps_seconds = _median_seconds(lambda: runner.replay(steps), 5)
             runner.close()
+    eager, big = _eager(data), _big_batch(data)
     return GpuSpeedReport(
         gpu=torch.cuda.get_device_name(),
         eager_images_per_s=eager,
