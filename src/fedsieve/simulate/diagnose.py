@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import stats
-from sklearn.metrics import roc_auc_score
 
 from fedsieve.methods.contract import Method, Sieved
 from fedsieve.scenes import Scene
@@ -74,6 +72,10 @@ def beliefs(
 def noise_estimates(sieved: Mapping[ClientId, Sieved], truth: Truth) -> Metrics:
     """Estimated against true noise rates, over all clients that were sieved; and, as a warning,
     against the clients' sizes, of which an estimate should know nothing."""
+    from scipy import (
+        stats,
+    )  # not above: a server of real sites needs `drift` alone, and starts often
+
     if len(sieved) < 2:
         return {}
     clients = sorted(sieved)
@@ -122,6 +124,8 @@ def detection(p_clean: npt.NDArray[Any], wrong: npt.NDArray[np.bool_]) -> dict[s
 
 def auroc(score: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float:
     """Area under the ROC curve; NaN where all samples are of one kind."""
+    from sklearn.metrics import roc_auc_score  # not above, for the same reason
+
     if positive.all() or not positive.any():
         return float("nan")
     return float(roc_auc_score(positive, score))
