@@ -71,10 +71,11 @@ class EngineConfig:
     about equally large and the GPU can do it."""
     compile: bool = True
     """Compile the model's training step on a GPU."""
-    checkpoint_rounds: int = 50
-    """Checkpoint at least every so many rounds."""
-    checkpoint_seconds: float = 60.0
-    """Checkpoint at least every so many seconds (at the end of a round)."""
+    checkpoint_rounds: int | None = None
+    """Checkpoint every so many rounds, besides what `checkpoint_seconds` asks for."""
+    checkpoint_seconds: float | None = None
+    """Checkpoint at least every so many seconds (at the end of a round). Left out: every minute,
+    but not so often that it takes more than a twentieth of the time."""
     stop_after_minutes: float | None = None
     """Checkpoint and stop a run after this time; the same command goes on."""
     stop_after_rounds: int | None = None
@@ -98,7 +99,7 @@ class EngineConfig:
             f"engine.slices must be one of {', '.join(get_args(Slicing))}, not {self.slices!r}.",
         )
         check(
-            self.checkpoint_rounds >= 1,
+            self.checkpoint_rounds is None or self.checkpoint_rounds >= 1,
             f"engine.checkpoint_rounds must be at least 1, not {self.checkpoint_rounds}.",
         )
         check(
@@ -106,7 +107,7 @@ class EngineConfig:
             f"engine.memorisation_every must be at least 0, not {self.memorisation_every}.",
         )
         check(
-            self.checkpoint_seconds >= 0,
+            self.checkpoint_seconds is None or self.checkpoint_seconds >= 0,
             f"engine.checkpoint_seconds must be at least 0, not {self.checkpoint_seconds}.",
         )
         check(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.directory import RunDirectory, read_lines
-from fedsieve.simulate.run import run
+from fedsieve.simulate.run import run, seconds_between_checkpoints
 from fedsieve.simulate.store import ClientStore
 from helpers import (
     REMEMBERING,
@@ -176,6 +179,31 @@ def test_checkpoints_are_made_by_the_clock_too(tmp_path: Path) -> None:
     checkpoint = RunDirectory(tmp_path).last_checkpoint()
     assert checkpoint is not None
     assert checkpoint.rounds_done == 3, "rounds 0 to 2 were safe when the last was reported"
+
+
+def test_dear_checkpoints_are_made_less_often_unless_one_says_how_often() -> None:
+    """16 s are a twentieth of 320 s."""
+    assert seconds_between_checkpoints(None, 0.5) == 60
+    assert seconds_between_checkpoints(None, 16.0) == pytest.approx(320)
+    assert seconds_between_checkpoints(5.0, 16.0) == 5
+
+
+def test_how_long_the_last_one_took_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock finds it a good minute later, and so a checkpoint takes one: the next
+    is due after twenty more, which is after the end of these six rounds."""
+    looks = itertools.count(time.monotonic(), 61.0)
+    clock = SimpleNamespace(monotonic=lambda: next(looks), perf_counter=time.perf_counter)
+    monkeypatch.setattr(run_module, "time", clock)
+    saved = []
+    commit = RunDirectory.commit
+
+    def noting(directory: RunDirectory, rounds_done: int, clients: Any) -> None:
+        saved.append(rounds_done)
+        commit(directory, rounds_done, clients)
+
+    monkeypatch.setattr(RunDirectory, "commit", noting)
+    run(with_engine(recipe_of(6, 50), checkpoint_rounds=None), tmp_path)
+    assert saved == [1, 6]
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

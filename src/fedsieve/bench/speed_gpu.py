@@ -138,9 +138,7 @@ def work(precision: Precision, *, slots: int = PER_ROUND, warm_up: int = 100) ->
             epochs=EPOCHS, batch_size=BATCH, lr=0.01, momentum=0.5, weight_decay=5e-4, tail="drop"
         ),
         method=fedgr.Config(warmup_rounds=warm_up),
-        engine=EngineConfig(
-            device="cuda", slots=slots, checkpoint_seconds=1e9, checkpoint_rounds=10**9
-        ),
+        engine=EngineConfig(device="cuda", slots=slots, checkpoint_seconds=1e9),
     )
 
 

@@ -57,7 +57,6 @@ class Workload:
             engine=EngineConfig(
                 device="cpu",
                 workers=workers,
-                checkpoint_rounds=NEVER,
                 checkpoint_seconds=NEVER,
             ),
         )

@@ -153,6 +153,8 @@ class Simulation:
     rounds_done: int
     rounds_saved: int
     saved_at: float = field(default_factory=time.monotonic)
+    checkpoint_took: float = 0.0
+    """Seconds of the last checkpoint; those of a GPU run with large client states are many."""
     fastest_round: float = float("inf")
 
     @staticmethod
@@ -365,17 +367,19 @@ class Simulation:
 
     def _checkpoint_is_due(self) -> bool:
         engine = self.recipe.engine
-        return (
-            self.rounds_done % engine.checkpoint_rounds == 0
-            or time.monotonic() - self.saved_at >= engine.checkpoint_seconds
-        )
+        if engine.checkpoint_rounds and self.rounds_done % engine.checkpoint_rounds == 0:
+            return True
+        wait = seconds_between_checkpoints(engine.checkpoint_seconds, self.checkpoint_took)
+        return time.monotonic() - self.saved_at >= wait
 
     def _checkpoint(self) -> None:
+        started = time.monotonic()
         clients = self.store.save()
         self.directory.save_server(self.rounds_done, self.server)
         self.directory.commit(self.rounds_done, clients)
         self.store.forget_old(clients)
         self.rounds_saved, self.saved_at = self.rounds_done, time.monotonic()
+        self.checkpoint_took = self.saved_at - started
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers; the global model is saved beside them."""
@@ -422,6 +426,16 @@ class Simulation:
                 )
             )
         return sites
+
+
+CHECKPOINT_SECONDS = 60.0
+CHECKPOINT_SHARE = 0.05
+"""Where a recipe does not say how often: every minute, but at most this share of the time."""
+
+
+def seconds_between_checkpoints(asked: float | None, last_took: float) -> float:
+    """As asked for, or else a minute, or longer where a checkpoint takes so long."""
+    return max(CHECKPOINT_SECONDS, last_took / CHECKPOINT_SHARE) if asked is None else asked
 
 
 def save_model(directory: RunDirectory, weights: Weights) -> None:
