@@ -182,10 +182,10 @@ def measure_speed_gpu(rounds: int = 20) -> GpuSpeedReport:
             for _ in range(COMPILING):
                 simulation.next_round()
             warm_up = time.perf_counter() - started
-            laps = [
-                simulation.next_round()["seconds"]
-                for _ in range(warm_up_rounds + 1 + rounds - COMPILING)
-            ]
+            in_warm_up = [simulation.next_round()["seconds"] for _ in range(rounds)]
+            while simulation.rounds_done <= warm_up_rounds:  # past the first that refines
+                simulation.next_round()
+            refining = [simulation.next_round()["seconds"] for _ in range(rounds)]
             runner = simulation.runner
             assert isinstance(runner, Slots)
             steps_seconds = _median_seconds(lambda: runner.replay(steps), 5)
@@ -196,7 +196,7 @@ def measure_speed_gpu(rounds: int = 20) -> GpuSpeedReport:
         eager_images_per_s=eager,
         engine_images_per_s=images / steps_seconds,
         big_batch_images_per_s=big,
-        kinds={"warm-up": RoundTimes.of(laps[:rounds]), "refining": RoundTimes.of(laps[-rounds:])},
+        kinds={"warm-up": RoundTimes.of(in_warm_up), "refining": RoundTimes.of(refining)},
         steps_seconds=steps_seconds,
         warm_up_seconds=warm_up,
         rounds=rounds,

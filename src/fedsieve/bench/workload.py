@@ -54,11 +54,7 @@ class Workload:
             scene=SceneConfig(clients=self.clients),
             sgd=self.sgd,
             method=fedavg.Config(),
-            engine=EngineConfig(
-                device="cpu",
-                workers=workers,
-                checkpoint_seconds=NEVER,
-            ),
+            engine=EngineConfig(device="cpu", workers=workers, checkpoint_seconds=NEVER),
         )
 
     def data(self) -> Dataset:

@@ -72,12 +72,11 @@ def beliefs(
 def noise_estimates(sieved: Mapping[ClientId, Sieved], truth: Truth) -> Metrics:
     """Estimated against true noise rates, over all clients that were sieved; and, as a warning,
     against the clients' sizes, of which an estimate should know nothing."""
-    from scipy import (
-        stats,
-    )  # not above: a server of real sites needs `drift` alone, and starts often
-
     if len(sieved) < 2:
         return {}
+    # Not above: a server of real sites starts often, and needs nothing of this file but `drift`.
+    from scipy import stats
+
     clients = sorted(sieved)
     estimated = np.array([sieved[k].noise_rate for k in clients])
     true, sizes = truth.rates[clients], truth.scene.sizes[clients]
@@ -124,10 +123,10 @@ def detection(p_clean: npt.NDArray[Any], wrong: npt.NDArray[np.bool_]) -> dict[s
 
 def auroc(score: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float:
     """Area under the ROC curve; NaN where all samples are of one kind."""
-    from sklearn.metrics import roc_auc_score  # not above, for the same reason
-
     if positive.all() or not positive.any():
         return float("nan")
+    from sklearn.metrics import roc_auc_score  # not above, as with scipy
+
     return float(roc_auc_score(positive, score))
 
 
