@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,11 @@ from fedsieve.local import slices
 from fedsieve.local.bench import EagerBench
 from fedsieve.local.graph import GraphBench
 from fedsieve.local.plan import Fitted
-from fedsieve.local.slices import Slice, SlicingError, carve, whole
+from fedsieve.local.slices import Slice, SlicingError, carve, thread_in, whole
 from fedsieve.local.together import ViewsTogether
 from fedsieve.recipe import EngineConfig, Recipe, Slicing
 from fedsieve.simulate import runners
+from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import (
     Slots,
     failed_call,
@@ -32,6 +35,7 @@ from fedsieve.simulate.runners import (
     unevenness,
 )
 from fedsieve.simulate.world import Job, Result, World
+from helpers import tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -116,10 +120,10 @@ class FakeGpu:
     def whole(self, device: torch.device) -> Slice:
         return Slice(device, 100)
 
-    def carve(self, device: torch.device, count: int) -> list[Slice]:
+    def carve(self, device: torch.device, count: int) -> tuple[Slice, ...]:
         if not self.can_slice:
             raise SlicingError("a GPU without slices")
-        return [Slice(device, 100 // count) for _ in range(count)]
+        return tuple(Slice(device, 100 // count, ctypes.c_void_p(i)) for i in range(count))
 
 
 @pytest.fixture
@@ -132,16 +136,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return install
 
 
-EVEN, UNEVEN = [10] * 5, [1, 1, 1, 1, 30]
+EVEN, UNEVEN, MORE_UNEVEN = [10] * 5, [10, 10, 10, 10, 30], [1, 1, 1, 1, 30]
 
 
 @pytest.mark.parametrize(
     ("slicing", "sizes", "can_slice", "expected"),
     [
         ("auto", EVEN, True, [25] * 4),
-        ("auto", UNEVEN, True, [100] * 4),
+        ("auto", UNEVEN, True, [50] * 4),
+        ("auto", MORE_UNEVEN, True, [100] * 4),
         ("auto", EVEN, False, [100] * 4),
-        ("always", UNEVEN, True, [25] * 4),
+        ("always", MORE_UNEVEN, True, [50] * 4),
         ("never", EVEN, True, [100] * 4),
     ],
 )
@@ -156,6 +161,18 @@ def test_slots_get_slices_where_that_pays(
     *slots, views = slot_places(slicing, world_of(sizes), 4)
     assert [place.multiprocessors for place in slots] == expected
     assert views.multiprocessors == 100
+
+
+@pytest.mark.parametrize(("slots", "partner"), [(4, [3, 2, 1, 0]), (5, [None, 4, 3, 2, 1])])
+def test_the_largest_client_shares_a_slice_with_the_smallest(
+    gpu: Callable[[bool], None], slots: int, partner: list[int | None]
+) -> None:
+    gpu(True)
+    *places, _ = slot_places("auto", world_of(UNEVEN), slots)
+    assert [
+        next((j for j, other in enumerate(places) if i != j and other is place), None)
+        for i, place in enumerate(places)
+    ] == partner
 
 
 def test_slices_that_must_be_but_cannot(gpu: Callable[[bool], None]) -> None:
@@ -191,18 +208,21 @@ class Driver:
 
 
 @pytest.fixture
-def on_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+def on_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object], None]]:
     def install(driver: object) -> None:
         def load(name: str) -> object:
             if driver is None:
                 raise OSError(name)
             return driver
 
-        monkeypatch.setattr(slices, "whole", lambda device: Slice(device, 132))
+        everything = Slice(torch.device("cuda", 0), 132)
+        monkeypatch.setattr(slices, "whole", lambda device: everything)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr("ctypes.CDLL", load)
 
-    return install
+    slices._carved.cache_clear()
+    yield install
+    slices._carved.cache_clear()  # what a stand-in gave is no good elsewhere
 
 
 @pytest.mark.parametrize(
@@ -228,6 +248,24 @@ def test_a_green_context_for_every_slice(on_driver: Callable[[object], None]) ->
     made = carve(torch.device("cuda"), 11)
     assert len(made) == driver.called.count("cuGreenCtxCreate") == 11
     assert all(place.context is not None for place in made)
+    assert carve(torch.device("cuda"), 11) is made
+
+
+def test_a_thread_stays_in_its_place() -> None:
+    """Whoever comes next finds the thread, and not the remains of one that ended."""
+    places = [Slice(CPU, 4, ctypes.c_void_p(n)) for n in (0, 1)]
+    entered: list[int] = []
+
+    def ident(place: Slice, name: str) -> int:
+        return thread_in(place, name).submit(threading.get_ident).result()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slice, "enter", lambda place: entered.append(places.index(place)))
+        first, other, second = (ident(*at) for at in zip(places[:1] * 3, "aba", strict=True))
+        elsewhere = ident(places[1], "a")
+    assert first == second
+    assert len({first, other, elsewhere}) == 3
+    assert entered == [0, 0, 1]
 
 
 def test_setting_its_device_leaves_a_thread_in_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +306,36 @@ def test_a_compiled_model_does_not_leave_its_slice() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(multiply).result()
+
+
+def multiply(place: Slice, device: torch.device) -> float:
+    with torch.cuda.stream(place.stream()):
+        ones = torch.ones(64, 64, device=device)
+        return float((ones @ ones).sum())
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_what_a_run_leaves_behind_does_not_keep_the_next_one_from_its_slices() -> None:
+    """Handles of cuBLAS that a thread left when it ended would not work in another context."""
+    device = torch.device("cuda")
+    for count in (4, 2, 4):
+        for place in (whole(device), *carve(device, count)):
+            product = thread_in(place, "slot").submit(multiply, place, device).result()
+            assert product == 64**3
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "partition", [{"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.5, "min_size": 64}]
+)
+def test_two_runs_in_one_process_train_in_slices(tmp_path: Path, partition: dict[str, Any]) -> None:
+    scene = {"clients": 6, "partition": partition, "noise": {"kind": "none"}}
+    engine = {"device": "cuda", "slices": "always"}  # it would not go on without them
+    for seed in (1, 2):
+        recipe = tiny_recipe(seed=seed, rounds=10, scene=scene, engine=engine)
+        assert run(recipe, tmp_path / str(seed))["final"] > 35
 
 
 @needs_gpu

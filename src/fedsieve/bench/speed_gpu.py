@@ -133,7 +133,7 @@ def work(precision: Precision, *, slots: int = PER_ROUND, warm_up: int = 100) ->
         clients_per_round=PER_ROUND,
         precision=precision,
         scene=SceneConfig(clients=CLIENTS),
-        model=ModelConfig(name="resnet18"),
+        model=ModelConfig(name="resnet18", head="linear"),
         sgd=Sgd(
             epochs=EPOCHS, batch_size=BATCH, lr=0.01, momentum=0.5, weight_decay=5e-4, tail="drop"
         ),

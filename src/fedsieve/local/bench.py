@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -87,12 +86,6 @@ class LossNet:
         self._device = device
         self.parameters = dict(model.named_parameters()) if parameters is None else parameters
 
-    def compiled(self) -> LossNet:
-        """The same net with its model compiled for batches of one size."""
-        net = copy.copy(self)
-        net._model = torch.compile(self._model, dynamic=False)
-        return net
-
     def __call__(self, x: Tensor) -> Outputs:
         with autocast(self._precision, self._device):
             return in_fp32(self._model(x))
@@ -119,8 +112,8 @@ class EagerBench:
         """Each model's own tensors by name; to find them anew takes longer than to fill them."""
         std = torch.tensor(setup.std, dtype=torch.float32).view(1, -1, 1, 1)
         mean = torch.tensor(setup.mean, dtype=torch.float32).view(1, -1, 1, 1)
-        self._scale = (1 / (255 * std)).to(device)
-        self._shift = (-mean / std).to(device)
+        self.scale = (1 / (255 * std)).to(device)
+        self.shift = (-mean / std).to(device)
 
     def model(self, index: int = 0) -> nn.Module:
         """The bench's own model, or its twin for two-network methods, made when first needed."""
@@ -146,11 +139,7 @@ class EagerBench:
         return model
 
     def normalise(self, images: Tensor) -> Tensor:
-        """uint8 (n, C, H, W) to float32 (x/255 − mean)/std."""
-        x = images.to(torch.float32)
-        if self.device.type == "cuda":
-            x = x.contiguous(memory_format=torch.channels_last)
-        return x.mul_(self._scale).add_(self._shift)
+        return normalised(images, self.scale, self.shift)
 
     def view(self, name: str, images: Tensor, rng: np.random.Generator) -> Tensor:
         return self._setup.views[name](images, rng)
@@ -270,6 +259,14 @@ class EagerBench:
             else torch.full((), float(value), device=self.device)  # a copy would wait for the GPU
             for name, value in constants.items()
         }
+
+
+def normalised(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """uint8 (n, C, H, W) to float32 (x/255 − mean)/std, with 1/(255·std) and −mean/std given."""
+    x = images.to(torch.float32)
+    if images.is_cuda:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x.mul_(scale).add_(shift)
 
 
 def autocast(

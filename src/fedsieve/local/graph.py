@@ -16,10 +16,10 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,8 +32,7 @@ from fedsieve.local.bench import (
     LossNet,
     Precision,
     Setup,
-    autocast,
-    in_fp32,
+    normalised,
 )
 from fedsieve.local.plan import (
     Batch,
@@ -49,6 +48,8 @@ from fedsieve.local.plan import (
 from fedsieve.local.slices import Slice, whole
 from fedsieve.local.together import ViewsTogether, Wish
 from fedsieve.types import Outputs, Weights
+
+T = TypeVar("T")
 
 _CAPTURE = threading.Lock()
 """Compiling and capturing are done by one thread at a time."""
@@ -339,6 +340,69 @@ def joined(vectors: list[Tensor]) -> Tensor:
     return whole
 
 
+def batch_loss(
+    loss: Loss,
+    views: Collection[str],
+    buffers: Mapping[str, Tensor],
+    weight: Tensor | None,
+    counter: Tensor,
+    constants: Mapping[str, Tensor | Weights],
+    scale: Tensor,
+    shift: Tensor,
+    nets: Sequence[LossNet],
+) -> Tensor:
+    """The loss of the batch to which the counter points: all of a step that is differentiated."""
+
+    def current(rows: Tensor) -> Tensor:
+        return rows.index_select(0, counter).squeeze(0)
+
+    values = {
+        name: normalised(current(rows), scale, shift) if name in views else current(rows)
+        for name, rows in buffers.items()
+    }
+    return loss(Batch(values, constants, None if weight is None else current(weight)), *nets)
+
+
+def outputs(net: LossNet, images: Tensor, scale: Tensor, shift: Tensor) -> Outputs:
+    """What a net says of uint8 images."""
+    return net(normalised(images, scale, shift))
+
+
+_VARIANTS = 64
+"""How many variants torch may compile of one function before it gives up, which it does silently:
+of each loss, for each kind of model and batch."""
+
+
+def compiled(function: Callable[..., T]) -> Callable[..., T]:
+    """`function` as kernels made for its arguments' shapes. What is made depends on the kind of the
+    models among them and not on which models they are, so all slots share it."""
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
+    return torch.compile(function, dynamic=False)
+
+
+@functools.cache
+def compiled_outputs() -> Callable[..., Outputs]:
+    return compiled(outputs)
+
+
+@functools.cache
+def compiled_update() -> Callable[..., None]:
+    return compiled(update)
+
+
+_compiled_losses: dict[Hashable, Callable[..., Tensor]] = {}
+
+
+def compiled_loss(loss: Loss) -> Callable[..., Tensor]:
+    """`batch_loss` of this loss: gathering, model and loss become one stretch of kernels."""
+
+    def objective(*rest: Any) -> Tensor:
+        return batch_loss(loss, *rest)
+
+    return _compiled_losses.setdefault(loss_key(loss), compiled(objective))
+
+
 def cast_by_autocast(model: nn.Module) -> frozenset[str]:
     """Names of the parameters that autocast would cast for every use: convolutions and linear."""
     return frozenset(
@@ -427,9 +491,7 @@ class Program:
         self._scale = None if plan.update_scale is None else torch.ones_like(self._replicas[0].flat)
         self._loss_sum = torch.zeros((), device=bench.device)
         self._generator = torch.Generator(bench.device)
-        self._update: Callable[..., None] = update
-        if bench.compiles:
-            self._update = torch.compile(update, dynamic=False)
+        self._update = compiled_update() if bench.compiles else update
 
     def run(self, plan: Plan, schedule: Schedule) -> Fitted:
         bench = self._bench
@@ -542,16 +604,18 @@ class Program:
         counter = torch.zeros(1, dtype=torch.int64, device=device)
         step = _Step(values, weight, counter, torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
         self._steps[size] = step
-        # A compiled model is made for one batch size; the odd last batches are not worth another.
-        trained = self._trained
-        if self._bench.compiles and size == plan.sgd.batch_size:
-            trained = [net.compiled() for net in trained]
         with _CAPTURE:
-            self._capture(plan, step, [*trained, *self._given])
+            # Code is compiled for one batch size; the odd last batches are not worth another.
+            compiles = self._bench.compiles and size == plan.sgd.batch_size
+            self._capture(
+                plan,
+                step,
+                compiled_loss(plan.loss) if compiles else functools.partial(batch_loss, plan.loss),
+            )
 
-    def _capture(self, plan: Plan, step: _Step, nets: Sequence[LossNet]) -> None:
+    def _capture(self, plan: Plan, step: _Step, loss: Callable[..., Tensor]) -> None:
         for _ in range(_WARMUP_STEPS):
-            self._train_step(plan, step, nets)
+            self._train_step(plan, step, loss)
             step.counter.zero_()
         torch.cuda.current_stream().synchronize()
         for graph, count in ((step.one, 1), (step.several, _STEPS_TOGETHER)):
@@ -563,18 +627,21 @@ class Program:
                 capture_error_mode="thread_local",
             ):
                 for _ in range(count):
-                    self._train_step(plan, step, nets)
+                    self._train_step(plan, step, loss)
         self._load(plan)  # again: the steps before capturing were taken
 
-    def _train_step(self, plan: Plan, step: _Step, nets: Sequence[LossNet]) -> None:
-        values = {}
-        for name, buffer in step.values.items():
-            value = buffer.index_select(0, step.counter).squeeze(0)
-            values[name] = self._bench.normalise(value) if name in plan.views else value
-        weight = step.weight
-        if weight is not None:
-            weight = weight.index_select(0, step.counter).squeeze(0)
-        loss = plan.loss(Batch(values, self._constants, weight), *nets)
+    def _train_step(self, plan: Plan, step: _Step, loss_of: Callable[..., Tensor]) -> None:
+        bench = self._bench
+        loss = loss_of(
+            tuple(plan.views),
+            step.values,
+            step.weight,
+            step.counter,
+            self._constants,
+            bench.scale,
+            bench.shift,
+            [*self._trained, *self._given],
+        )
         gradients = iter(self._gradients(loss))
         with torch.no_grad():
             for replica in self._replicas:
@@ -637,14 +704,16 @@ class _ForwardGraph:
             (chunk, *images.shape[1:]), dtype=torch.uint8, device=bench.device
         )
         self._graph = torch.cuda.CUDAGraph()
-        with _CAPTURE, torch.no_grad(), autocast(bench.precision, bench.device):
+        net = FrozenNet(model, bench.precision, bench.device)
+        with _CAPTURE:
+            outputs_of = compiled_outputs() if bench.compiles else outputs
             for _ in range(_WARMUP_STEPS):
-                model(bench.normalise(self._input))
+                outputs_of(net, self._input, bench.scale, bench.shift)
             torch.cuda.current_stream().synchronize()
             with torch.cuda.graph(
                 self._graph, pool=memory, stream=bench.stream, capture_error_mode="thread_local"
             ):
-                self._output = in_fp32(model(bench.normalise(self._input)))
+                self._output = outputs_of(net, self._input, bench.scale, bench.shift)
 
     def __call__(self, images: Tensor) -> Outputs:
         chunk = len(self._input)

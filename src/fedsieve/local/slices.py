@@ -9,7 +9,9 @@ A thread enters its slice once and stays. What has to be known: cuDNN and cuBLAS
 while the slice's context is current. So backward passes must run in the thread itself and not in
 autograd's own; and code that `torch.compile` made begins by setting the device, which would make
 the whole GPU's context current again, so in a slice that does nothing. Events of one context cannot
-be recorded in another, so work that crosses slices is ordered by waiting on the host.
+be recorded in another, so work that crosses slices is ordered by waiting on the host. A library's
+handle works only in the context in which it was made, and torch hands those of a thread that ended
+to the next new one; so threads that work on a GPU do not end (`thread_in`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +40,9 @@ class SlicingError(Exception):
     """This GPU or its driver cannot be sliced."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slice:
-    """A share of a GPU, or (without a context) all of it."""
+    """A share of a GPU, or (without a context) all of it; there is one object for each."""
 
     device: torch.device
     multiprocessors: int
@@ -62,6 +65,12 @@ class Slice:
         if self.new_stream is None:
             return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return torch.cuda.ExternalStream(self.new_stream(), self.device)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def thread_in(place: Slice, name: str) -> ThreadPoolExecutor:
+    """The one thread of this name in `place`; it stays until the process ends."""
+    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=place.enter)
 
 
 _entered = threading.local()
@@ -87,18 +96,23 @@ def _index(device: torch.types.Device) -> int | None:
 
 def whole(device: torch.device) -> Slice:
     """The GPU as it is."""
-    return Slice(_numbered(device), torch.cuda.get_device_properties(device).multi_processor_count)
+    # With its number, without which no thread can be bound to it.
+    return _whole(torch.cuda.current_device() if device.index is None else device.index)
 
 
-def _numbered(device: torch.device) -> torch.device:
-    """The device with its number, without which no thread can be bound to it."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.device(device.type, index)
+@functools.cache
+def _whole(index: int) -> Slice:
+    properties = torch.cuda.get_device_properties(index)
+    return Slice(torch.device("cuda", index), properties.multi_processor_count)
 
 
-def carve(device: torch.device, count: int) -> list[Slice]:
+def carve(device: torch.device, count: int) -> tuple[Slice, ...]:
     """`count` slices of equal size; `SlicingError` where that cannot be had."""
-    everything = whole(device)
+    return _carved(whole(device), count)
+
+
+@functools.cache
+def _carved(everything: Slice, count: int) -> tuple[Slice, ...]:
     device = everything.device
     size = everything.multiprocessors // count // 2 * 2
     if size < 2:
@@ -119,7 +133,7 @@ def carve(device: torch.device, count: int) -> list[Slice]:
     if made.value < count:
         raise SlicingError(f"a GPU that gives {made.value} slices instead of {count}")
     parts = [groups.raw[i * _RESOURCE_BYTES : (i + 1) * _RESOURCE_BYTES] for i in range(count)]
-    return [_slice(device, number, part) for part in parts]
+    return tuple(_slice(device, number, part) for part in parts)
 
 
 def _slice(device: torch.device, number: ctypes.c_int, part: bytes) -> Slice:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsieve.data.views import View
 from fedsieve.data.views.arrays import in_passes
-from fedsieve.local.slices import Slice
+from fedsieve.local.slices import Slice, thread_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +54,11 @@ class ViewsTogether:
         self._preparing = 0
         self._waiting: list[_Request] = []
         self._place = place
-        self._stream: torch.cuda.Stream | None = None
-        self._maker = ThreadPoolExecutor(1, thread_name_prefix="views", initializer=self._enter)
+        self._maker = ThreadPoolExecutor(1) if place is None else thread_in(place, "views")
 
-    def _enter(self) -> None:
-        if self._place is not None:
-            self._place.enter()
-            self._stream = self._place.stream()
+    @functools.cached_property
+    def _stream(self) -> torch.cuda.Stream | None:
+        return None if self._place is None else self._place.stream()
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
@@ -117,7 +115,8 @@ class ViewsTogether:
                 request.result.set_exception(request.error)
 
     def close(self) -> None:
-        self._maker.shutdown()
+        if self._place is None:
+            self._maker.shutdown()
 
 
 def _tell_failure(batch: Sequence[_Request], carried_out: Future[None]) -> None:

@@ -7,10 +7,10 @@ the order of a sum, and so its last bit, may depend on the number of threads.
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
+import math
 import multiprocessing
 import os
-import queue
 import shutil
 import signal
 import sys
@@ -18,7 +18,8 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
 from multiprocessing import forkserver, resource_tracker
@@ -39,7 +40,7 @@ from fedsieve.local.bench import (
     draws_from_torch,
 )
 from fedsieve.local.graph import GraphBench
-from fedsieve.local.slices import Slice, SlicingError, carve, whole
+from fedsieve.local.slices import Slice, SlicingError, carve, thread_in, whole
 from fedsieve.local.together import ViewsTogether
 from fedsieve.methods import method
 from fedsieve.recipe import Recipe, Slicing
@@ -194,22 +195,24 @@ class Slots:
         self._open(slot_places(recipe.engine.slices, world, count))
 
     def _open(self, places: Sequence[Slice]) -> None:
-        """Start a thread for each slot, and the one that makes views in the last place."""
+        """Have a thread at work in the place of each slot; views are made in the last place."""
         *for_slots, at_views = places
         self._views = ViewsTogether(at_views)
-        self._places: queue.SimpleQueue[Slice] = queue.SimpleQueue()
-        for place in for_slots:
-            self._places.put(place)
         self.sliced = any(place.context is not None for place in for_slots)
         self._slot = threading.local()
-        self._threads = ThreadPoolExecutor(
-            self._count, thread_name_prefix="slot", initializer=self._enter_slot
-        )
+        self._threads = [thread_in(place, f"slot {i}") for i, place in enumerate(for_slots)]
+        entering = [
+            thread.submit(self._enter_slot, place)
+            for thread, place in zip(self._threads, for_slots, strict=True)
+        ]
+        for entered in entering:
+            entered.result()
 
-    def _enter_slot(self) -> None:
-        place = self._places.get()
-        place.enter()
+    def _enter_slot(self, place: Slice) -> None:
         self._slot.bench = self._new_bench(views=self._views, place=place)
+
+    def _leave_slot(self) -> None:
+        del self._slot.bench
 
     def _new_bench(self, **options: Any) -> GraphBench:
         compile_model = self._recipe.engine.compile and self._recipe.precision != "fp32"
@@ -236,13 +239,23 @@ class Slots:
         return self._train(round, jobs)
 
     def _train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
-        # The largest clients first, so that no slot is left alone with one at the end.
+        # The largest clients first, so that no slot is left alone with one at the end; slot i gets
+        # the i-th largest, and whoever is done the next one.
         longest_first = sorted(jobs, key=lambda job: -len(self._world.clients[job.client]))
+        waiting = iter(longest_first[len(self._threads) :])
         torch.cuda.synchronize()
         with _quick_switching():
-            results = self._threads.map(functools.partial(self._run, round), longest_first)
-            by_client = {result.client: result for result in results}
+            running = [
+                thread.submit(self._run_from, round, job, waiting)
+                for thread, job in zip(self._threads, longest_first, strict=False)
+            ]
+            wait_for(running)
+        by_client = {result.client: result for run in running for result in run.result()}
         return [by_client[job.client] for job in jobs]
+
+    def _run_from(self, round: int, first: Job, waiting: Iterator[Job]) -> list[Result]:
+        """Run a job, and then those that wait, as all slots do in turn."""
+        return [self._run(round, job) for job in itertools.chain([first], waiting)]
 
     def _run(self, round: int, job: Job) -> Result:
         bench: GraphBench = self._slot.bench
@@ -256,11 +269,11 @@ class Slots:
 
     def replay(self, steps: int) -> None:
         """Let every slot repeat the steps that it captured last, and nothing else: for timing."""
-        all_ready = threading.Barrier(self._count)  # so that each thread takes one call
-        list(self._threads.map(self._replay, [all_ready] * self._count, [steps] * self._count))
+        replaying = [thread.submit(self._replay, steps) for thread in self._threads]
+        for replayed in replaying:
+            replayed.result()
 
-    def _replay(self, all_ready: threading.Barrier, steps: int) -> None:
-        all_ready.wait()
+    def _replay(self, steps: int) -> None:
         bench: GraphBench = self._slot.bench
         bench.replay(steps)
         bench.stream.synchronize()
@@ -279,20 +292,27 @@ class Slots:
         return wait
 
     def close(self) -> None:
-        self._threads.shutdown()
+        # Captured steps are given up by the threads that made them.
+        wait_for([thread.submit(self._leave_slot) for thread in self._threads])
         self._views.close()
 
 
 EVEN = 1.25
-"""Slices serve rounds whose largest client is at most this many times the mean one. A slot with a
-slice cannot use what the others leave idle when they are done."""
+"""Up to this ratio of a round's largest client to the mean one, each slot has a slice of its own. A
+slot with a slice cannot use what the others leave idle when they are done."""
+IN_PAIRS = 2.2
+"""Up to this ratio, two slots share a slice: that of the largest client and of the smallest, and so
+on. Beyond it, all slots share the GPU."""
 
 
 def slot_places(slicing: Slicing, world: World, slots: int) -> list[Slice]:
-    """Where each slot works, and then where views are made."""
-    if slicing == "always" or (slicing == "auto" and unevenness(world, slots) <= EVEN):
+    """Where each slot works, largest client first, and then where views are made."""
+    uneven = unevenness(world, slots)
+    if slicing == "always" or (slicing == "auto" and uneven <= IN_PAIRS):
+        count = slots if uneven <= EVEN else math.ceil(slots / 2)
         try:
-            return [*carve(world.device, slots), whole(world.device)]
+            slices = carve(world.device, count)
+            return [*slices, *slices[::-1][: slots - count], whole(world.device)]
         except SlicingError as reason:
             check(
                 slicing == "auto",

@@ -1,0 +1,109 @@
+"""Every registered method: what is compiled for one slot of a GPU serves all of them, and computes
+what the plain loss does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from contract_stage import stage_of
+from torch import Tensor, nn
+
+from fedsieve.local import graph
+from fedsieve.local.bench import EagerBench, FrozenNet, LossNet
+from fedsieve.local.graph import Replica, batch_loss, compiled_loss
+from fedsieve.local.plan import Fitted, Plan
+from fedsieve.methods import METHODS
+from fedsieve.methods.contract import Method
+from fedsieve.simulate.world import Job, run_client
+
+CPU = torch.device("cpu")
+SIZE = 4
+
+
+class Recorder(EagerBench):
+    """Trains, and remembers how it was asked to."""
+
+    def fit(self, plan: Plan) -> Fitted:
+        self.plan = plan
+        return super().fit(plan)
+
+
+def last_plan(method: Method) -> tuple[Plan, Recorder]:
+    """How the method lets a client train in its last phase."""
+    stage = stage_of(method)
+    bench = Recorder(stage.runner.bench._setup, CPU)
+    server, states = stage.first_server(), dict[int, Any]()
+    for round in range(3):
+        for k in stage.select(server, round):
+            job = Job(k, states.get(k), method.send(stage.recipe.method, server, round, k))
+            states[k] = run_client(stage.recipe, stage.world, bench, round, job).state
+        server, _ = stage.round(server, states, round, stage.select(server, round))
+    return bench.plan, bench
+
+
+def slot(plan: Plan, bench: EagerBench) -> list[LossNet]:
+    """Nets of its own, with the plan's weights."""
+
+    def replica(weights: Any, *, shadowed: bool) -> Replica:
+        made = Replica(bench.new_model(), "fp32", shadowed=shadowed)
+        made.load(weights)
+        return made
+
+    trained = [replica(weights, shadowed=True) for weights in plan.start]
+    average = [plan.ema.start] if plan.ema is not None and plan.ema.in_loss else []
+    given = [replica(weights, shadowed=False) for weights in (*plan.frozen, *average)]
+    return [
+        *(LossNet(r.model, "fp32", CPU, r.parameters) for r in trained),
+        *(FrozenNet(r.model.eval(), "fp32", CPU) for r in given),
+    ]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
+    """The graphs that are handed to torch's compiler, which here runs them as they are."""
+    seen: list[torch.fx.GraphModule] = []
+
+    def backend(module: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        seen.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(graph, "_compiled_losses", {})
+    return seen
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_slots_share_one_graph_from_the_images_to_the_loss(
+    name: str, graphs: list[torch.fx.GraphModule]
+) -> None:
+    plan, bench = last_plan(METHODS[name])
+    rows = torch.arange(3 * SIZE).view(3, SIZE) % len(plan.images)
+    buffers = {n: column[rows] for n, column in plan.columns.items()}
+    buffers |= dict.fromkeys(plan.views, plan.images[rows])
+    buffers |= {n: values[torch.arange(3) % len(values)] for n, values in plan.per_step.items()}
+    constants = bench.constants(plan.constants)
+    for counter in range(3):
+        found: list[tuple[Tensor, ...]] = []
+        for loss in (partial(batch_loss, plan.loss), compiled_loss(plan.loss)):
+            nets = slot(plan, bench)
+            value = loss(
+                tuple(plan.views),
+                buffers,
+                None,
+                torch.tensor([counter]),
+                constants,
+                bench.scale,
+                bench.shift,
+                nets,
+            )
+            model = nets[0]._model
+            assert isinstance(model, nn.Module)
+            found.append((value, *torch.autograd.grad(value, list(model.parameters()))))
+        for plain, compiled in zip(*found, strict=True):
+            torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+        assert len(graphs) == 1
