@@ -79,11 +79,32 @@ def values_of(record: object) -> tuple[dict[str, Tensor], dict[str, float]]:
     return tensors, dict(_numbers(skeleton, ""))
 
 
+def leaves_of(record: object) -> Iterator[Tensor | float | str]:
+    """Every tensor, number and string inside `record`; much faster than with their paths."""
+    if isinstance(record, Tensor | int | float | str):
+        yield record
+    elif dataclasses.is_dataclass(record):
+        for field in dataclasses.fields(record):
+            yield from leaves_of(getattr(record, field.name))
+    elif isinstance(record, Mapping | tuple):
+        items = record.values() if isinstance(record, Mapping) else record
+        for item in items:
+            # Nearly all of a record's leaves are the tensors of a model's weights.
+            if isinstance(item, Tensor):
+                yield item
+            else:
+                yield from leaves_of(item)
+
+
 def payload_bytes(record: object) -> int:
     """Bytes that `record` needs on a wire: its tensors, 8 for each number, and its strings."""
-    tensors: dict[str, Tensor] = {}
-    skeleton = _strip(record, "", tensors)
-    return sum(t.numel() * t.element_size() for t in tensors.values()) + _scalar_bytes(skeleton)
+    total = 0
+    for leaf in leaves_of(record):
+        if isinstance(leaf, Tensor):
+            total += leaf.nbytes
+        else:
+            total += len(leaf.encode()) if isinstance(leaf, str) else 8
+    return total
 
 
 def to_device(record: T, device: torch.device) -> T:
@@ -114,18 +135,6 @@ def _numbers(skeleton: Any, path: str) -> Iterator[tuple[str, float]]:
     elif isinstance(skeleton, list):
         for i, item in enumerate(skeleton):
             yield from _numbers(item, _join(path, str(i)))
-
-
-def _scalar_bytes(skeleton: Any) -> int:
-    if isinstance(skeleton, str):
-        return len(skeleton.encode())
-    if isinstance(skeleton, int | float):
-        return 8
-    if isinstance(skeleton, list):
-        return sum(_scalar_bytes(item) for item in skeleton)
-    if isinstance(skeleton, dict):
-        return sum(_scalar_bytes(item) for item in skeleton.values())
-    return 0
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

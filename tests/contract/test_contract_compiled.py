@@ -82,20 +82,19 @@ def test_slots_share_one_graph_from_the_images_to_the_loss(
     name: str, graphs: list[torch.fx.GraphModule]
 ) -> None:
     plan, bench = last_plan(METHODS[name])
-    rows = torch.arange(3 * SIZE).view(3, SIZE) % len(plan.images)
-    buffers = {n: column[rows] for n, column in plan.columns.items()}
-    buffers |= dict.fromkeys(plan.views, plan.images[rows])
-    buffers |= {n: values[torch.arange(3) % len(values)] for n, values in plan.per_step.items()}
     constants = bench.constants(plan.constants)
-    for counter in range(3):
+    for step in range(3):
+        rows = torch.arange(step, step + SIZE) % len(plan.images)
+        values = {n: column[rows] for n, column in plan.columns.items()}
+        values |= dict.fromkeys(plan.views, plan.images[rows])
+        values |= {n: drawn[step % len(drawn)] for n, drawn in plan.per_step.items()}
         found: list[tuple[Tensor, ...]] = []
         for loss in (partial(batch_loss, plan.loss), compiled_loss(plan.loss)):
             nets = slot(plan, bench)
             value = loss(
                 tuple(plan.views),
-                buffers,
+                values,
                 None,
-                torch.tensor([counter]),
                 constants,
                 bench.scale,
                 bench.shift,

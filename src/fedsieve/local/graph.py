@@ -343,24 +343,19 @@ def joined(vectors: list[Tensor]) -> Tensor:
 def batch_loss(
     loss: Loss,
     views: Collection[str],
-    buffers: Mapping[str, Tensor],
+    values: Mapping[str, Tensor],
     weight: Tensor | None,
-    counter: Tensor,
     constants: Mapping[str, Tensor | Weights],
     scale: Tensor,
     shift: Tensor,
     nets: Sequence[LossNet],
 ) -> Tensor:
-    """The loss of the batch to which the counter points: all of a step that is differentiated."""
-
-    def current(rows: Tensor) -> Tensor:
-        return rows.index_select(0, counter).squeeze(0)
-
-    values = {
-        name: normalised(current(rows), scale, shift) if name in views else current(rows)
-        for name, rows in buffers.items()
+    """The loss of a batch whose views are still uint8: all of a step that is differentiated."""
+    seen = {
+        name: normalised(value, scale, shift) if name in views else value
+        for name, value in values.items()
     }
-    return loss(Batch(values, constants, None if weight is None else current(weight)), *nets)
+    return loss(Batch(seen, constants, weight), *nets)
 
 
 def outputs(net: LossNet, images: Tensor, scale: Tensor, shift: Tensor) -> Outputs:
@@ -395,7 +390,7 @@ _compiled_losses: dict[Hashable, Callable[..., Tensor]] = {}
 
 
 def compiled_loss(loss: Loss) -> Callable[..., Tensor]:
-    """`batch_loss` of this loss: gathering, model and loss become one stretch of kernels."""
+    """`batch_loss` of this loss: model and loss become one stretch of kernels."""
 
     def objective(*rest: Any) -> Tensor:
         return batch_loss(loss, *rest)
@@ -447,8 +442,9 @@ class _Step:
     """(room, B) zero for padding"""
     counter: Tensor
     one: torch.cuda.CUDAGraph
-    several: torch.cuda.CUDAGraph
-    """`_STEPS_TOGETHER` steps in one graph: fewer calls, fewer gaps."""
+    several: torch.cuda.CUDAGraph | None
+    """`_STEPS_TOGETHER` steps in one graph: fewer calls, fewer gaps. None for the last batch of an
+    epoch, which comes alone."""
 
     @property
     def room(self) -> int:
@@ -456,8 +452,22 @@ class _Step:
 
     def graphs(self, count: int) -> Iterator[torch.cuda.CUDAGraph]:
         """What to launch in order to take the next `count` batches."""
-        yield from itertools.repeat(self.several, count // _STEPS_TOGETHER)
-        yield from itertools.repeat(self.one, count % _STEPS_TOGETHER)
+        left = count
+        if self.several is not None:
+            together, left = divmod(count, _STEPS_TOGETHER)
+            yield from itertools.repeat(self.several, together)
+        yield from itertools.repeat(self.one, left)
+
+
+@contextlib.contextmanager
+def _first_kernels() -> Iterator[None]:
+    """Let cuDNN take the kernels that it expects to be fast, without trying others."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class Program:
@@ -592,7 +602,8 @@ class Program:
         """Have a captured step for batches of `size`, with room for `count` of them."""
         if size in self._steps and self._steps[size].room >= count:
             return
-        room, device = count + count // 4, self._bench.device
+        # A power of two, so that clients of growing sizes do not have it captured again and again.
+        room, device = 1 << (count - 1).bit_length(), self._bench.device
         rows = {name: (t.dtype, (size, *t.shape[1:])) for name, t in plan.columns.items()}
         rows |= {name: (t.dtype, (size, *t.shape[1:])) for name, t in views.items()}
         rows |= {name: (t.dtype, t.shape[1:]) for name, t in plan.per_step.items()}
@@ -602,16 +613,17 @@ class Program:
         }
         weight = torch.ones((room, size), device=device) if plan.sgd.tail == "pad" else None
         counter = torch.zeros(1, dtype=torch.int64, device=device)
-        step = _Step(values, weight, counter, torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
-        self._steps[size] = step
+        full = size == plan.sgd.batch_size
+        several = torch.cuda.CUDAGraph() if full else None
+        step = self._steps[size] = _Step(values, weight, counter, torch.cuda.CUDAGraph(), several)
         with _CAPTURE:
-            # Code is compiled for one batch size; the odd last batches are not worth another.
-            compiles = self._bench.compiles and size == plan.sgd.batch_size
-            self._capture(
-                plan,
-                step,
-                compiled_loss(plan.loss) if compiles else functools.partial(batch_loss, plan.loss),
-            )
+            # Clients differ in their last batch, and there are many of its sizes. It is one step of
+            # an epoch: not worth compiling code for it, nor trying which kernels are the fastest.
+            if full and self._bench.compiles:
+                self._capture(plan, step, compiled_loss(plan.loss))
+            else:
+                with _first_kernels() if not full else contextlib.nullcontext():
+                    self._capture(plan, step, functools.partial(batch_loss, plan.loss))
 
     def _capture(self, plan: Plan, step: _Step, loss: Callable[..., Tensor]) -> None:
         for _ in range(_WARMUP_STEPS):
@@ -619,6 +631,8 @@ class Program:
             step.counter.zero_()
         torch.cuda.current_stream().synchronize()
         for graph, count in ((step.one, 1), (step.several, _STEPS_TOGETHER)):
+            if graph is None:
+                continue
             graph.register_generator_state(self._generator)
             with torch.cuda.graph(
                 graph,
@@ -631,15 +645,17 @@ class Program:
         self._load(plan)  # again: the steps before capturing were taken
 
     def _train_step(self, plan: Plan, step: _Step, loss_of: Callable[..., Tensor]) -> None:
-        bench = self._bench
+        # Gathered out here: code is compiled for shapes, and that of a buffer may grow.
+        def current(rows: Tensor) -> Tensor:
+            return rows.index_select(0, step.counter).squeeze(0)
+
         loss = loss_of(
             tuple(plan.views),
-            step.values,
-            step.weight,
-            step.counter,
+            {name: current(rows) for name, rows in step.values.items()},
+            None if step.weight is None else current(step.weight),
             self._constants,
-            bench.scale,
-            bench.shift,
+            self._bench.scale,
+            self._bench.shift,
             [*self._trained, *self._given],
         )
         gradients = iter(self._gradients(loss))

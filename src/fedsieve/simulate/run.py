@@ -280,6 +280,8 @@ class Simulation:
         if self.truth is not None and every and (round + 1) % every == 0:
             overall, at_clients = self._memorisation(round, usable, sent, self.truth)
             diagnostics |= overall
+        bytes_down = sum(payload_bytes(job.down) for job in jobs)
+        bytes_up = sum(payload_bytes(result.up) for result in results)
         clock.lap("diagnose")
         self.rounds_done += 1
         line = {
@@ -291,8 +293,8 @@ class Simulation:
                 str(client): f"{tensor} is not finite; the update was left out of the average"
                 for client, tensor in refused.items()
             },
-            "bytes_down": sum(payload_bytes(job.down) for job in jobs),
-            "bytes_up": sum(payload_bytes(result.up) for result in results),
+            "bytes_down": bytes_down,
+            "bytes_up": bytes_up,
             "client": client_means([result.metrics for result in usable]),
             "server": server_metrics,
             "diagnostics": diagnostics,
