@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
-from benches import CLASSES, Linear, RecordingBench, bench_of, weights_of
+from benches import (
+    CLASSES,
+    Linear,
+    Normalised,
+    RecordingBench,
+    bench_of,
+    images_of,
+    labels_of,
+    weights_of,
+)
 from fedsieve.cli.grid import expand
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Batch, Sgd, schedule
@@ -388,6 +398,33 @@ def test_a_step_mixes_each_sample_with_one_of_its_own_batch(size: int) -> None:
     prior = (0.25 * np.log(0.25 / softmax(mixed).mean(axis=0))).sum()
     with_prior = float(feddiv.local_loss(0.5, batch, net))
     assert with_prior == pytest.approx(expected.mean() + 0.5 * prior, rel=1e-5)
+
+
+@pytest.mark.parametrize("unmixed_pass", [False, True])
+def test_an_unmixed_pass_moves_the_statistics_and_nothing_else(unmixed_pass: bool) -> None:
+    """One step of a batch of eight. BatchNorm's r ← 0.9·r + 0.1·s, with s of the mixed batch, and
+    before that of the real one if asked. Mixing within a batch keeps its mean, but not its variance
+    (unbiased, by NumPy). The step itself uses the batch's own s, so the parameters are the same."""
+    images, labels, start = images_of(8), labels_of(8), weights_of(Normalised, 3)
+    sgd, rng = Sgd(epochs=1, batch_size=8, lr=0.1), Streams(5, 2, 0)
+    cfg = Config(eta=0.0, unmixed_pass=unmixed_pass)
+    plan = replace(feddiv._plan(cfg, start, images, labels, sgd, rng), views={"x": "raw"})
+    after = bench_of(Normalised, sgd).fit(plan).weights[0]
+
+    (rows,) = schedule(8, sgd, rng("batches")).rows
+    x = (images.flatten(1).numpy()[rows] / 255 - 0.25) / 0.5
+    lam, order = float(plan.per_step["lam"][0]), plan.per_step["keys"][0].argsort().numpy()
+    mixed = lam * x + (1 - lam) * x[order]
+    mean, var = (start[f"norm.running_{name}"].double().numpy() for name in ("mean", "var"))
+    for batch in (x, mixed) if unmixed_pass else (mixed,):
+        mean, var = 0.9 * mean + 0.1 * x.mean(axis=0), 0.9 * var + 0.1 * batch.var(axis=0, ddof=1)
+    np.testing.assert_allclose(after["norm.running_mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(after["norm.running_var"], var, rtol=1e-5)
+
+    other = replace(plan, loss=partial(feddiv.local_loss, 0.0))
+    without = bench_of(Normalised, sgd).fit(other).weights[0]
+    for name in ("norm.weight", "norm.bias", "layer.weight", "layer.bias"):
+        assert torch.equal(after[name], without[name])
 
 
 # ------------------------------------------------------------------------------------ a stage
@@ -777,6 +814,18 @@ def test_only_labels_on_which_both_models_agree_are_replaced() -> None:
     assert after.labels is not None
     replaced = (after.labels != shard.labels).nonzero().squeeze(1).tolist()
     assert replaced == [18, 19, 20, 21], "sample 21 shows class 0, which was predicted"
+
+
+def test_without_relabelling_nothing_persists() -> None:
+    """Else the six noisy samples would come back at the next visit as clean ones, relabelled."""
+    cfg, shard = Config(preset="authors", relabel=False, eta=0.0), make_shard(wrong=6)
+    client = feddiv.init_client(cfg, shard)
+    for _ in range(7):
+        client, _, metrics, bench = train(cfg, shard, down_with(), client)
+        assert client.labels is not None
+        assert torch.equal(client.labels, shard.labels)
+        assert metrics["noise_level"] == 0.25
+        assert [len(plan.images) for plan in bench.plans] == [18]
 
 
 def test_persistence_can_follow_the_global_models_own_agreement() -> None:

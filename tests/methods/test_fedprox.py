@@ -104,8 +104,9 @@ def test_a_strong_term_keeps_the_client_near() -> None:
 def test_a_negative_strength_is_refused() -> None:
     with pytest.raises(FedsieveError, match=r"method\.mu must be at least 0, not -0\.1"):
         fedprox.Config(mu=-0.1)
-    with pytest.raises(FedsieveError, match=r"method\.mu"):
-        fedprox.Config(mu=float("nan"))
+    for endless in (float("nan"), float("inf")):
+        with pytest.raises(FedsieveError, match=r"method\.mu"):
+            fedprox.Config(mu=endless)
 
 
 def test_everything_but_training_is_fedavgs() -> None:

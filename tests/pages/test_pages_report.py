@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pages_samples import Outline, line, write_run
 from pages_window import Window
 
 from fedsieve.errors import FedsieveError
+from fedsieve.methods import METHODS
 from fedsieve.pages import ReportExtras, report_page
 from fedsieve.pages.runs import labels_of, read_run
 from fedsieve.simulate.findings import Findings, SiteLabels, findings_of, save_findings
@@ -284,6 +286,14 @@ def test_the_fields_of_up_are_those_of_the_method(tmp_path: Path) -> None:
     assert "all that leaves a site under mine" not in html
     assert rows_of(html, "weights") == ["the trained model"]
     assert rows_of(html, "losses")[0].startswith("(n,) float32")
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_nothing_leaves_a_site_without_an_explanation(method: str, tmp_path: Path) -> None:
+    html = report_page([write_run(tmp_path / "a", [50.0], method=method)])
+    for field in fields(METHODS[method].up):
+        (meaning,) = rows_of(html, field.name)
+        assert len(meaning) > 10
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:

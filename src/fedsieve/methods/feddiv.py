@@ -35,7 +35,8 @@ each epoch is a fit of its own, so that SGD's momentum starts at zero in it; at 
 of 0.5 that costs about one step's way per epoch. The "local filter" variant fits each client's
 mixture to the global model's losses at the start of its round. The other differences between paper
 and program are switches with presets (`PRESETS`), but for one: the program also feeds every unmixed
-batch through the network, which moves BatchNorm's statistics and nothing else; this is left out.
+batch through the network, which moves BatchNorm's statistics and nothing else. Neither preset does
+so; `Config.unmixed_pass` does.
 """
 
 from __future__ import annotations
@@ -151,6 +152,10 @@ class Config(contract.Config):
     differ, 0 on IID partitions; 0 is the ablation "w/o L_reg")."""
     mixup_alpha: float = 1.0
     """α of MixUp's λ ~ Beta(α, α) (at least 0; paper 1; 0 does not mix)."""
+    unmixed_pass: bool = False
+    """Whether a step first feeds its batch through the network as it is, without a gradient, as the
+    authors' program does. BatchNorm's statistics then come from mixed and from real images; those
+    of mixed images alone have a smaller variance than the images that are classified later."""
 
     preset: Preset = "paper"
     """Where the switches below that are left out take their values from, when the Config is made:
@@ -184,7 +189,7 @@ class Config(contract.Config):
     """Relabelled samples are trained on only where δ̂_k exceeds this (in [0, 1])."""
     persist_relabels: bool | None = None
     """Whether pseudo labels of confident samples on which both models agree replace a noisy
-    client's labels for good."""
+    client's labels for good (not where `relabel` is false)."""
     small_sets: SmallSets | None = None
     """A chosen set of no more than a batch is trained on, or skipped: the client then returns the
     global model."""
@@ -462,7 +467,7 @@ def prepare(cfg: Config, client: Client, down: Down, shard: Shard, logits: Tenso
             and client.participations >= switches.clean_only_rounds
         )
         labels, offered = held.where(clean, pseudo), clean | sure if adds_relabelled else clean
-        if switches.persist_relabels:
+        if switches.persist_relabels and cfg.relabel:
             kept = pseudo.where(sure & _first_agreement(cfg, client, logits, pseudo), held)
     return Lesson(
         logits=logits,
@@ -572,7 +577,7 @@ def _plan(
             "lam": torch.from_numpy(lam.astype(np.float32)).to(images.device),
             "keys": torch.from_numpy(keys.astype(np.float32)).to(images.device),
         },
-        loss=partial(local_loss, cfg.eta),
+        loss=partial(local_loss_after_pass if cfg.unmixed_pass else local_loss, cfg.eta),
         sgd=sgd,
         rng=rng,
     )
@@ -721,6 +726,13 @@ def local_loss(eta: float, batch: Batch, net: Net) -> Tensor:
     logits = net(lam * x + (1 - lam) * x[order]).logits
     loss = batch.mean(mixed_cross_entropy(logits, labels, labels[order], lam))
     return loss + eta * uniform_prior(batch, logits) if eta > 0 else loss
+
+
+def local_loss_after_pass(eta: float, batch: Batch, net: Net) -> Tensor:
+    """The same after a forward pass of the unmixed batch, for BatchNorm's statistics alone."""
+    with torch.no_grad():
+        net(batch["x"])
+    return local_loss(eta, batch, net)
 
 
 # ----------------------------------------------------------------------------------------- audit

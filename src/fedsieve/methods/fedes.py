@@ -181,6 +181,7 @@ class Up:
     weights: Weights
     samples: int
     steps: int
+    """How many steps of SGD the update took."""
     trainable: tuple[str, ...]
     """Which of the weights are trained; told while the qualities are estimated, else empty."""
 

@@ -15,6 +15,7 @@ parameters and so are not pulled towards the anchor.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,7 +37,7 @@ class Config(contract.Config):
     """μ, strength of the proximal term (at least 0; 0 is FedAvg; the noisy-label papers use 1)."""
 
     def __post_init__(self) -> None:
-        check(self.mu >= 0, f"method.mu must be at least 0, not {self.mu}.")
+        check(0 <= self.mu < math.inf, f"method.mu must be at least 0, not {self.mu}.")
 
 
 def train(
