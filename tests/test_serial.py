@@ -204,6 +204,12 @@ def test_names_that_would_meet_in_one_path_are_refused() -> None:
         encode(record)
 
 
+def test_what_cannot_be_part_of_a_record_is_not_passed_over() -> None:
+    for stranger in ([1.0], np.float32("nan"), {1.0}):
+        with pytest.raises(TypeError, match="cannot be part of a record"):
+            payload_bytes({"a": stranger})
+
+
 def test_payload_is_tensors_plus_eight_bytes_a_number_plus_text() -> None:
     """Up with 3 fp32 + 2 int64 + 1 bool = 12 + 16 + 1 bytes, and more by hand below."""
     assert payload_bytes(One(torch.zeros(3))) == 12

@@ -67,8 +67,8 @@ class EngineConfig:
     slots: int = 10
     """Clients that train side by side on a GPU; 0 trains one after another without CUDA graphs."""
     slices: Slicing = "auto"
-    """Give every slot multiprocessors of its own: "always", "never", or "auto": where clients are
-    about equally large and the GPU can do it."""
+    """Give every slot multiprocessors of its own, or every two slots where clients differ in size:
+    "always", "never", or "auto": where they do not differ too much and the GPU can do it."""
     compile: bool = True
     """Compile the model's training step on a GPU."""
     checkpoint_rounds: int | None = None

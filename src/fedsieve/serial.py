@@ -83,7 +83,7 @@ def leaves_of(record: object) -> Iterator[Tensor | float | str]:
     """Every tensor, number and string inside `record`; much faster than with their paths."""
     if isinstance(record, Tensor | int | float | str):
         yield record
-    elif dataclasses.is_dataclass(record):
+    elif dataclasses.is_dataclass(record) and not isinstance(record, type):
         for field in dataclasses.fields(record):
             yield from leaves_of(getattr(record, field.name))
     elif isinstance(record, Mapping | tuple):
@@ -94,6 +94,8 @@ def leaves_of(record: object) -> Iterator[Tensor | float | str]:
                 yield item
             else:
                 yield from leaves_of(item)
+    elif record is not None:
+        raise TypeError(f"a {type(record).__name__} cannot be part of a record")
 
 
 def payload_bytes(record: object) -> int:

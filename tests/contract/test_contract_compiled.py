@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from contract_stage import stage_of
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from fedsieve.local import graph
 from fedsieve.local.bench import EagerBench, FrozenNet, LossNet
 from fedsieve.local.graph import Replica, batch_loss, compiled_loss
-from fedsieve.local.plan import Fitted, Plan
+from fedsieve.local.plan import Fitted, Plan, seed_dropout
 from fedsieve.methods import METHODS
 from fedsieve.methods.contract import Method
+from fedsieve.methods.fedavg import local_loss
+from fedsieve.models import ModelConfig, build_model
 from fedsieve.simulate.world import Job, run_client
 
 CPU = torch.device("cpu")
@@ -106,3 +109,26 @@ def test_slots_share_one_graph_from_the_images_to_the_loss(
         for plain, compiled in zip(*found, strict=True):
             torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
         assert len(graphs) == 1
+
+
+def test_slots_that_share_code_drop_by_their_own_generators(
+    graphs: list[torch.fx.GraphModule],
+) -> None:
+    config, seeds = ModelConfig(name="cnn9"), (1, 2, 1)
+    images = torch.randint(0, 256, (SIZE, 1, 28, 28), dtype=torch.uint8)
+    values = {"x": images, "label": torch.arange(SIZE)}
+    one, zero = torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
+
+    def losses(loss: Callable[..., Tensor]) -> list[float]:
+        found = []
+        for seed in seeds:  # a slot for each
+            model = build_model(config, 1, 28, 28, 10, np.random.default_rng(0)).train()
+            seed_dropout([model], torch.Generator().manual_seed(seed))
+            net = LossNet(model, "fp32", CPU)
+            found.append(float(loss(("x",), values, None, {}, one / 255, zero, [net]).detach()))
+        return found
+
+    plain = losses(partial(batch_loss, local_loss))
+    assert plain[0] == plain[2] != plain[1]
+    assert losses(compiled_loss(local_loss)) == pytest.approx(plain, rel=1e-5)
+    assert graphs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,6 +66,44 @@ def test_a_kernel_that_cannot_be_launched_is_told_from_other_failures() -> None:
     assert refuses_slices(launch)
     assert failed_call(launch) == "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling it"
     assert not refuses_slices(RuntimeError("CUDA error: out of memory"))
+
+
+class Scripted(Slots):
+    """Slots whose clients take a moment each, or fail; nothing is trained."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, sizes: list[int], fails: int | None
+    ) -> None:
+        monkeypatch.setattr(Slice, "enter", lambda place: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        self._world, self._fails = world_of(sizes), fails
+        self._threads = [thread_in(Slice(CPU, 1), f"slot {i}") for i in range(3)]
+        self.begun: list[tuple[int, str]] = []
+
+    def _run(self, round: int, job: Job) -> Result:
+        self.begun.append((job.client, threading.current_thread().name))
+        if job.client == self._fails:
+            raise RuntimeError("out of memory")
+        time.sleep(0.01)
+        return Result(job.client, None, None, {})
+
+
+def test_the_largest_clients_begin_and_every_client_is_run_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots = Scripted(monkeypatch, [5, 9, 1, 7, 3, 8, 2], fails=None)
+    jobs = [Job(k, None, None) for k in range(7)]
+    assert [result.client for result in slots._train(0, jobs)] == list(range(7))
+    assert sorted(client for client, _ in slots.begun) == list(range(7))
+    first = {name: client for client, name in reversed(slots.begun)}
+    assert [first[f"slot {i}_0"] for i in range(3)] == [1, 5, 3]
+
+
+def test_after_a_failure_no_other_client_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = Scripted(monkeypatch, [9] + [1] * 60, fails=0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        slots._train(0, [Job(k, None, None) for k in range(61)])
+    assert len(slots.begun) < 20  # three at once, and few in the moment until it was noticed
 
 
 class Refusing(Slots):
@@ -295,7 +334,6 @@ def test_a_compiled_model_does_not_leave_its_slice() -> None:
     (place, _) = carve(device, 2)
 
     def multiply() -> bool:
-        place.enter()
         with torch.cuda.stream(place.stream()):
             left = torch.randn(32, 48, device=device)
             torch.compile(lambda a: (a @ a.T).relu() + 1)(left)
@@ -304,8 +342,7 @@ def test_a_compiled_model_does_not_leave_its_slice() -> None:
         assert place.context is not None
         return current.value == place.context.value
 
-    with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(multiply).result()
+    assert thread_in(place, "slot").submit(multiply).result()
 
 
 def multiply(place: Slice, device: torch.device) -> float:
@@ -327,15 +364,21 @@ def test_what_a_run_leaves_behind_does_not_keep_the_next_one_from_its_slices() -
 
 @needs_gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "partition", [{"kind": "iid"}, {"kind": "dirichlet", "alpha": 0.5, "min_size": 64}]
 )
-def test_two_runs_in_one_process_train_in_slices(tmp_path: Path, partition: dict[str, Any]) -> None:
+def test_two_runs_in_one_process_train_in_slices(
+    tmp_path: Path, partition: dict[str, Any], precision: str
+) -> None:
     scene = {"clients": 6, "partition": partition, "noise": {"kind": "none"}}
     engine = {"device": "cuda", "slices": "always"}  # it would not go on without them
+    held = []
     for seed in (1, 2):
-        recipe = tiny_recipe(seed=seed, rounds=10, scene=scene, engine=engine)
+        recipe = tiny_recipe(seed=seed, rounds=10, scene=scene, engine=engine, precision=precision)
         assert run(recipe, tmp_path / str(seed))["final"] > 35
+        held.append(torch.cuda.memory_allocated())
+    assert held[1] <= held[0] + 2**20, "the first run has not given back what it held"
 
 
 @needs_gpu
@@ -351,14 +394,12 @@ def test_two_slices_side_by_side_train_as_the_plain_loop_does() -> None:
     views = ViewsTogether(whole(device))
 
     def train(place: Slice) -> Fitted:
-        place.enter()
         bench = GraphBench(setup, device, compile_model=False, views=views, place=place)
         with torch.cuda.stream(bench.stream), views.preparing():
             fitted = bench.fit(plan)
         bench.stream.synchronize()
         return fitted
 
-    with ThreadPoolExecutor(2) as threads:
-        for fitted in threads.map(train, places[:2]):
-            assert_close(plan, eager, fitted)
+    for training in [thread_in(place, "slot").submit(train, place) for place in places[:2]]:
+        assert_close(plan, eager, training.result())
     views.close()

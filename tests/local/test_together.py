@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from concurrent.futures.thread import BrokenThreadPool
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,8 +132,25 @@ class NoPlace(Slice):
         raise ValueError("no such device")
 
 
-def test_those_who_wait_hear_that_the_thread_could_not_start() -> None:
-    together = ViewsTogether(NoPlace(torch.device("cpu"), 1))
+def test_a_place_that_no_thread_can_enter_is_told_every_time() -> None:
+    place = NoPlace(torch.device("cpu"), 1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such device"):
+            ViewsTogether(place)
+
+
+class NoStream(Slice):
+    """A share of a GPU that has no stream left."""
+
+    def enter(self) -> None:
+        pass
+
+    def stream(self) -> torch.cuda.Stream:
+        raise ValueError("no more streams")
+
+
+def test_those_who_wait_hear_that_their_views_could_not_be_begun() -> None:
+    together = ViewsTogether(NoStream(torch.device("cpu"), 1))
     wish = Wish(Weak(), some_images(0, 3), np.random.default_rng(0), 1)
-    with pytest.raises(BrokenThreadPool):
+    with pytest.raises(ValueError, match="no more streams"):
         together.ask({"it": wish}).result(timeout=10)

@@ -18,6 +18,7 @@ import torch
 
 from fedsieve.bench.report import Bar, machine
 from fedsieve.data.sources import Dataset
+from fedsieve.errors import check
 from fedsieve.local.bench import EagerBench, Precision, Setup
 from fedsieve.local.graph import GraphBench
 from fedsieve.local.plan import Plan, Sgd
@@ -29,7 +30,7 @@ from fedsieve.serial import to_device
 from fedsieve.simulate.directory import RunDirectory
 from fedsieve.simulate.run import Simulation
 from fedsieve.simulate.runners import Slots, set_gpu_arithmetic
-from fedsieve.simulate.world import initial_weights, make_setup, pick_device
+from fedsieve.simulate.world import initial_weights, make_setup, prepare_cuda
 from fedsieve.types import Streams
 
 CLIENTS, PER_CLIENT, PER_ROUND = 100, 500, 10
@@ -166,7 +167,8 @@ def random_images() -> Dataset:
 
 def measure_speed_gpu(rounds: int = 20) -> GpuSpeedReport:
     """Measure all ways in one process; takes one to two minutes, half of it compiling."""
-    pick_device("cuda")  # first of all: it prepares what CUDA reads when it starts
+    prepare_cuda()
+    check(torch.cuda.is_available(), "This machine has no usable GPU; measure --device cpu.")
     data = random_images()
     # Every client takes part once before labels are refined, so that each has a moving average.
     warm_up_rounds = max(COMPILING + rounds, CLIENTS // PER_ROUND)

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,8 +48,6 @@ from fedsieve.local.plan import (
 from fedsieve.local.slices import Slice, whole
 from fedsieve.local.together import ViewsTogether, Wish
 from fedsieve.types import Outputs, Weights
-
-T = TypeVar("T")
 
 _CAPTURE = threading.Lock()
 """Compiling and capturing are done by one thread at a time."""
@@ -189,6 +187,12 @@ class GraphBench(EagerBench):
         if key not in self._programs:
             self._programs[key] = Program(self, plan, self._memory)
         return self._programs[key].run(plan, steps)
+
+    def forget(self) -> None:
+        """Give up all that was captured, with the memory that it holds."""
+        self._programs.clear()
+        self._replicas.clear()
+        self._forward = self._forward_weights = None
 
     def replay(self, steps: int) -> None:
         """Repeat the steps of the last program on whatever its buffers hold: for timing."""
@@ -364,38 +368,38 @@ def outputs(net: LossNet, images: Tensor, scale: Tensor, shift: Tensor) -> Outpu
 
 
 _VARIANTS = 64
-"""How many variants torch may compile of one function before it gives up, which it does silently:
-of each loss, for each kind of model and batch."""
+"""How many variants torch may compile of one function before it gives up and runs it as it is: for
+each loss, kind of model and size of batch in a process."""
 
 
-def compiled(function: Callable[..., T]) -> Callable[..., T]:
-    """`function` as kernels made for its arguments' shapes. What is made depends on the kind of the
-    models among them and not on which models they are, so all slots share it."""
+def allow_variants() -> None:
+    """Raise torch's limit, which may be one for each thread."""
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
-    return torch.compile(function, dynamic=False)
 
 
 @functools.cache
 def compiled_outputs() -> Callable[..., Outputs]:
-    return compiled(outputs)
+    return torch.compile(outputs, dynamic=False)
 
 
 @functools.cache
 def compiled_update() -> Callable[..., None]:
-    return compiled(update)
+    return torch.compile(update, dynamic=False)
 
 
 _compiled_losses: dict[Hashable, Callable[..., Tensor]] = {}
 
 
 def compiled_loss(loss: Loss) -> Callable[..., Tensor]:
-    """`batch_loss` of this loss: model and loss become one stretch of kernels."""
+    """`batch_loss` of this loss: model and loss become one stretch of kernels. What is made depends
+    on the kind of the nets among its arguments and not on which nets they are, so all slots share
+    it."""
 
     def objective(*rest: Any) -> Tensor:
         return batch_loss(loss, *rest)
 
-    return _compiled_losses.setdefault(loss_key(loss), compiled(objective))
+    return _compiled_losses.setdefault(loss_key(loss), torch.compile(objective, dynamic=False))
 
 
 def cast_by_autocast(model: nn.Module) -> frozenset[str]:
@@ -617,6 +621,7 @@ class Program:
         several = torch.cuda.CUDAGraph() if full else None
         step = self._steps[size] = _Step(values, weight, counter, torch.cuda.CUDAGraph(), several)
         with _CAPTURE:
+            allow_variants()
             # Clients differ in their last batch, and there are many of its sizes. It is one step of
             # an epoch: not worth compiling code for it, nor trying which kernels are the fastest.
             if full and self._bench.compiles:
@@ -722,6 +727,7 @@ class _ForwardGraph:
         self._graph = torch.cuda.CUDAGraph()
         net = FrozenNet(model, bench.precision, bench.device)
         with _CAPTURE:
+            allow_variants()
             outputs_of = compiled_outputs() if bench.compiles else outputs
             for _ in range(_WARMUP_STEPS):
                 outputs_of(net, self._input, bench.scale, bench.shift)

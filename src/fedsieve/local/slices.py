@@ -70,7 +70,9 @@ class Slice:
 @functools.cache
 def thread_in(place: Slice, name: str) -> ThreadPoolExecutor:
     """The one thread of this name in `place`; it stays until the process ends."""
-    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=place.enter)
+    thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+    thread.submit(place.enter).result()
+    return thread
 
 
 _entered = threading.local()

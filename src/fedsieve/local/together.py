@@ -120,7 +120,7 @@ class ViewsTogether:
 
 
 def _tell_failure(batch: Sequence[_Request], carried_out: Future[None]) -> None:
-    """Nobody waits for ever, even if the thread that makes views could not start."""
+    """Nobody waits for ever, even if the thread that makes views could not begin."""
     if error := carried_out.exception():
         for request in batch:
             if not request.result.done():

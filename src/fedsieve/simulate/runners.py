@@ -18,7 +18,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
@@ -212,7 +212,9 @@ class Slots:
         self._slot.bench = self._new_bench(views=self._views, place=place)
 
     def _leave_slot(self) -> None:
-        del self._slot.bench
+        bench: GraphBench | None = self._slot.__dict__.pop("bench", None)
+        if bench is not None:
+            bench.forget()
 
     def _new_bench(self, **options: Any) -> GraphBench:
         compile_model = self._recipe.engine.compile and self._recipe.precision != "fp32"
@@ -249,7 +251,12 @@ class Slots:
                 thread.submit(self._run_from, round, job, waiting)
                 for thread, job in zip(self._threads, longest_first, strict=False)
             ]
-            wait_for(running)
+            try:
+                wait_for(running, return_when=FIRST_EXCEPTION)
+            finally:
+                for _ in waiting:  # if one failed, or somebody is in a hurry, no other begins
+                    pass
+                wait_for(running)
         by_client = {result.client: result for run in running for result in run.result()}
         return [by_client[job.client] for job in jobs]
 
@@ -292,9 +299,16 @@ class Slots:
         return wait
 
     def close(self) -> None:
+        """Give back the GPU's memory: whoever comes next in this process may need it."""
         # Captured steps are given up by the threads that made them.
-        wait_for([thread.submit(self._leave_slot) for thread in self._threads])
+        leaving = [thread.submit(self._leave_slot) for thread in self._threads]
+        wait_for(leaving)
         self._views.close()
+        self.bench.forget()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        for left in leaving:
+            left.result()
 
 
 EVEN = 1.25

@@ -192,10 +192,15 @@ def client_memory(megabytes: int, device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**31
 
 
+def prepare_cuda() -> None:
+    """Set what CUDA reads when it starts, as it does when anyone asks whether there is a GPU: with
+    its default of eight queues, ten slots share them."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
 def pick_device(name: str) -> torch.device:
     """The device called `name`; "auto" is a GPU where there is one."""
-    # Read when CUDA starts: with the default of eight, ten slots share queues.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    prepare_cuda()
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
