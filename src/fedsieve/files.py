@@ -35,16 +35,17 @@ def remove_drafts(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, busy: str | None = None) -> Iterator[None]:
+def locked(folder: Path, busy: str | None = None, *, reading: bool = False) -> Iterator[None]:
     """Hold `folder`, made where it is missing; the lock dies with its process.
 
     While another process holds it, this one is refused with the sentence `busy`, or waits if there
-    is none.
+    is none. Those that are only `reading` hold it together.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    kind = fcntl.LOCK_SH if reading else fcntl.LOCK_EX
     with (folder / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind if busy is None else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FedsieveError(busy) from None
         yield

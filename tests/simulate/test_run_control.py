@@ -18,7 +18,7 @@ from fedsieve.local.bench import Setup
 from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
 from fedsieve.simulate import run as run_module
-from fedsieve.simulate.directory import METRICS, read_lines
+from fedsieve.simulate.directory import METRICS, RunDirectory, read_lines
 from fedsieve.simulate.run import RunInterruptedError, run
 from fedsieve.simulate.runners import InProcess
 from fedsieve.simulate.world import World
@@ -206,6 +206,20 @@ def test_a_fork_that_was_begun_goes_on_where_it_is(tmp_path: Path) -> None:
     watcher = Watcher()
     run(tiny_recipe(), tmp_path / "fork", watcher, fork=tmp_path / "trunk")
     assert watcher.starts == [3]
+
+
+def test_several_may_fork_at_once_but_not_from_a_run_that_goes_on(tmp_path: Path) -> None:
+    trunk = tmp_path / "trunk"
+    stopped_after(1, tiny_recipe(), trunk)
+    with RunDirectory(trunk).lock(reading=True):  # as another fork does while it begins
+        run(tiny_recipe(), tmp_path / "fork", fork=trunk)
+        with pytest.raises(FedsieveError, match="Another fedsieve process is running"):
+            run(tiny_recipe(), trunk)
+    with (
+        RunDirectory(trunk).lock(),
+        pytest.raises(FedsieveError, match="Another fedsieve process is running"),
+    ):
+        run(tiny_recipe(), tmp_path / "other", fork=trunk)
 
 
 def test_a_fork_must_share_scene_model_and_method(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class RunDirectory:
 
     def begin_as_fork(self, other: RunDirectory, recipe: Recipe) -> None:
         """Take over the last checkpoint of a run that differs in settings of its method only."""
-        with other.lock():
+        with other.lock(reading=True):
             origin = other.last_checkpoint()
             if origin is None:
                 raise FedsieveError(f"{other.path} has no checkpoint that a run could fork from.")
@@ -136,8 +136,9 @@ class RunDirectory:
             write_atomically(self._commit_file, other._commit_file.read_bytes())
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the folder; a second process on it is refused. The lock dies with its process."""
+    def lock(self, *, reading: bool = False) -> Iterator[None]:
+        """Hold the folder; a second process on it is refused, but for several that only read it.
+        The lock dies with its process."""
         check(
             self.path.is_dir() or not self.path.exists(),
             f"{self.path} is a file, not a folder; give another one with --out.",
@@ -146,7 +147,7 @@ class RunDirectory:
             f"Another fedsieve process is running in {self.path}; wait for it, or give another "
             "folder with --out."
         )
-        with locked(self.path, busy):
+        with locked(self.path, busy, reading=reading):
             try:
                 yield
             finally:
