@@ -288,6 +288,7 @@ class Replica:
         self.tensors = {**{n: p.detach() for n, p in self.parameters.items()}, **self.buffers}
         """The fp32 weights in place."""
         self.shapes = {name: self.tensors[name].shape for name in (*self.names, *self.buffers)}
+        """Of the parameters as they lie in `flat`, and then of the buffers."""
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
@@ -299,12 +300,7 @@ class Replica:
     def read(self) -> Weights:
         """A copy of the weights: pieces of one new vector."""
         flat = torch.cat([self.flat, *(b.flatten() for b in self.buffers.values())])
-        return unflatten(flat, self)
-
-
-def unflatten(flat: Tensor, replica: Replica) -> Weights:
-    """Name the pieces of a vector that holds a replica's parameters and then its buffers."""
-    return named_pieces(flat, replica.shapes)
+        return named_pieces(flat, self.shapes)
 
 
 def pieces(flat: Tensor, replica: Replica) -> dict[str, Tensor]:
@@ -313,6 +309,7 @@ def pieces(flat: Tensor, replica: Replica) -> dict[str, Tensor]:
 
 
 def named_pieces(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """A vector cut into pieces of these shapes, one after another."""
     # One call that splits: to cut a hundred pieces one by one takes a millisecond, and ten slots
     # that are done at the same time wait for each other's.
     parts = torch.split(flat, [shape.numel() for shape in shapes.values()])
@@ -384,6 +381,7 @@ def allow_variants() -> None:
     dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
 
 
+# Not made above: torch's compiler takes a second to import, and a CPU needs none of it.
 @functools.cache
 def compiled_outputs() -> Callable[..., Outputs]:
     return torch.compile(outputs, dynamic=False)
@@ -470,10 +468,10 @@ class _Step:
 
 
 @contextlib.contextmanager
-def _first_kernels() -> Iterator[None]:
-    """Let cuDNN take the kernels that it expects to be fast, without trying others."""
+def _may_try_kernels(allowed: bool) -> Iterator[None]:
+    """Keep cuDNN from trying which kernels are the fastest, where that is not allowed."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.benchmark = before and allowed
     try:
         yield
     finally:
@@ -630,11 +628,11 @@ class Program:
             allow_variants()
             # Clients differ in their last batch, and there are many of its sizes. It is one step of
             # an epoch: not worth compiling code for it, nor trying which kernels are the fastest.
+            loss: Callable[..., Tensor] = functools.partial(batch_loss, plan.loss)
             if full and self._bench.compiles:
-                self._capture(plan, step, compiled_loss(plan.loss))
-            else:
-                with _first_kernels() if not full else contextlib.nullcontext():
-                    self._capture(plan, step, functools.partial(batch_loss, plan.loss))
+                loss = compiled_loss(plan.loss)
+            with _may_try_kernels(full):
+                self._capture(plan, step, loss)
 
     def _capture(self, plan: Plan, step: _Step, loss: Callable[..., Tensor]) -> None:
         for _ in range(_WARMUP_STEPS):

@@ -21,7 +21,7 @@ from fedsieve.models import ModelConfig, build_model
 from fedsieve.models.weights import read_weights
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import Scene
-from fedsieve.serial import leaves_of, values_of
+from fedsieve.serial import values_of
 from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
 
 
@@ -151,27 +151,17 @@ def run_site(recipe: Recipe, shard: Shard, bench: Bench, round: int, job: Job) -
 
 def first_unusable(up: Any) -> str | None:
     """The name of the first value of `up` that is or holds NaN or infinity, or None."""
-    leaves = list(leaves_of(up))
-    numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
-    tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-    if all(map(math.isfinite, numbers)) and bool(_finite(tensors).all()):
-        return None
-    named_tensors, named_numbers = values_of(up)
-    for name, number in named_numbers.items():
+    tensors, numbers = values_of(up)
+    for name, number in numbers.items():
         if not math.isfinite(number):
             return name
-    finite = _finite([tensor.detach() for tensor in named_tensors.values()])
-    return list(named_tensors)[int(torch.nonzero(~finite)[0])]
-
-
-def _finite(tensors: Sequence[Tensor]) -> Tensor:
-    """(n,) whether each of the tensors is finite, for one synchronisation with their device."""
-    finite = torch.ones(len(tensors), dtype=torch.bool)
-    floats = [i for i, t in enumerate(tensors) if t.is_floating_point() and t.numel()]
-    if floats:
-        norms = torch._foreach_norm([tensors[i] for i in floats], math.inf)
-        finite[floats] = torch.stack(norms).isfinite().cpu()
-    return finite
+    floats = [(n, t.detach()) for n, t in tensors.items() if t.is_floating_point() and t.numel()]
+    if not floats:
+        return None
+    finite = torch.stack(torch._foreach_norm([t for _, t in floats], math.inf)).isfinite()
+    if bool(finite.all()):  # one synchronisation for all tensors
+        return None
+    return floats[int(torch.nonzero(~finite)[0])][0]
 
 
 def count_correct(bench: Bench, weights: Weights, images: Tensor, labels: Tensor) -> int:
