@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedsieve.local import graph
 from fedsieve.local.bench import EagerBench, FrozenNet, LossNet
-from fedsieve.local.graph import Replica, batch_loss, compiled_loss
+from fedsieve.local.flat import Replica
+from fedsieve.local.graph import batch_loss, compiled_loss
 from fedsieve.local.plan import Fitted, Plan, seed_dropout
 from fedsieve.methods import METHODS
 from fedsieve.methods.contract import Method
