@@ -30,6 +30,9 @@ _SM = 1
 """CU_DEV_RESOURCE_TYPE_SM"""
 _IN_PAIRS = 1
 """CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING: multiples of two instead of eight will do."""
+_LARGE = 32
+"""Slices of at least so many multiprocessors are made of groups of eight that lie together: for
+those cuBLAS chooses kernels whose blocks want to run on neighbours."""
 _NON_BLOCKING = 1
 """CU_GREEN_CTX_DEFAULT_STREAM and CU_STREAM_NON_BLOCKING alike."""
 _RESOURCE_BYTES, _COUNT_OFFSET = 144, 96
@@ -116,7 +119,9 @@ def carve(device: torch.device, count: int) -> tuple[Slice, ...]:
 @functools.cache
 def _carved(everything: Slice, count: int) -> tuple[Slice, ...]:
     device = everything.device
-    size = everything.multiprocessors // count // 2 * 2
+    size = everything.multiprocessors // count
+    unit, flags = (8, 0) if size >= _LARGE else (2, _IN_PAIRS)
+    size = size // unit * unit
     if size < 2:
         raise SlicingError(f"a GPU with too few multiprocessors for {count} slices")
     number, resource = ctypes.c_int(), _resource()
@@ -129,7 +134,7 @@ def _carved(everything: Slice, count: int) -> tuple[Slice, ...]:
         ctypes.byref(made),
         resource,
         _resource(),
-        _IN_PAIRS,
+        flags,
         size,
     )
     if made.value < count:
