@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsieve.errors import check
 from fedsieve.models.weights import check_alike
+from fedsieve.packed import alike, in_step, like
 from fedsieve.types import Weights
 
 
@@ -34,13 +35,12 @@ def weighted_mean(weights: Sequence[Weights], by: Sequence[float]) -> Weights:
     counted = [(client, share) for client, share in zip(weights, by, strict=True) if share > 0]
     check(bool(counted), "All clients weigh 0, so there is no mean; leave such rounds out.")
 
-    names = list(weights[0])
-    first, total = counted[0]
-    mean = [first[name].clone() for name in names]
-    for client, share in counted[1:]:
+    first, *others = in_step([client for client, _ in counted])
+    mean, total = [tensor.clone() for tensor in first], counted[0][1]
+    for client, (_, share) in zip(others, counted[1:], strict=True):
         total += share
-        torch._foreach_lerp_(mean, [client[name] for name in names], share / total)
-    return dict(zip(names, mean, strict=True))
+        torch._foreach_lerp_(mean, client, share / total)
+    return like(counted[0][0], mean)
 
 
 def median(weights: Sequence[Weights]) -> Weights:
@@ -69,5 +69,7 @@ def _mean_of_middle(weights: Sequence[Weights], cut: int) -> Weights:
 
 def _check_clients(weights: Sequence[Weights]) -> None:
     check(len(weights) > 0, "There are no clients' weights to aggregate; let one take part.")
+    if alike(weights):
+        return
     for k, client in enumerate(weights[1:], start=1):
         check_alike(weights[0], client, "client 0 of the round", f"client {k} of the round")

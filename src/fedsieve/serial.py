@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.errors import FedsieveError
+from fedsieve.packed import Packed
 
 T = TypeVar("T")
 
@@ -72,10 +73,13 @@ def put_together(cls: type[T], skeleton: str, tensors: Mapping[str, Tensor]) -> 
     return record
 
 
-def values_of(record: object) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Every tensor and every other number inside `record`, by path, in one pass."""
+def values_of(
+    record: object, *, packed: bool = False
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Every tensor and every other number inside `record`, by path, in one pass; `packed` weights
+    are one tensor each, or as many as they have pieces."""
     tensors: dict[str, Tensor] = {}
-    skeleton = _strip(record, "", tensors)
+    skeleton = _strip(record, "", tensors, packed=packed)
     return tensors, dict(_numbers(skeleton, ""))
 
 
@@ -83,6 +87,8 @@ def payload_bytes(record: object) -> int:
     """Bytes that `record` needs on a wire: its tensors, 8 for each number, and its strings."""
     if isinstance(record, Tensor):
         return record.nbytes
+    if isinstance(record, Packed):
+        return record.vector.nbytes
     if isinstance(record, str):
         return len(record.encode())
     if isinstance(record, int | float):
@@ -107,6 +113,8 @@ def to_device(record: T, device: torch.device) -> T:
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
+    if isinstance(value, Packed):
+        return Packed(value.vector.to(device), value.layout)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _moved(getattr(value, f.name), device) for f in dataclasses.fields(value)}
         return type(value)(**fields)
@@ -139,8 +147,10 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _strip(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def _strip(value: Any, path: str, tensors: dict[str, Tensor], *, packed: bool = False) -> Any:
     """The JSON skeleton of `value`; its tensors go into `tensors` under their paths."""
+    if packed and isinstance(value, Packed):
+        value = value.vector
     if isinstance(value, Tensor):
         if path in tensors:
             raise TypeError(f"{path}: two tensors of a record have this path")
@@ -153,10 +163,16 @@ def _strip(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     elif isinstance(value, Mapping):
         children = {str(key): item for key, item in value.items()}
     elif isinstance(value, tuple):
-        return [_strip(item, _join(path, str(i)), tensors) for i, item in enumerate(value)]
+        return [
+            _strip(item, _join(path, str(i)), tensors, packed=packed)
+            for i, item in enumerate(value)
+        ]
     else:
         raise TypeError(f"{path or 'record'}: a {type(value).__name__} cannot be part of a record")
-    return {key: _strip(item, _join(path, key), tensors) for key, item in children.items()}
+    return {
+        key: _strip(item, _join(path, key), tensors, packed=packed)
+        for key, item in children.items()
+    }
 
 
 def _join(path: str, key: str) -> str:

@@ -52,14 +52,14 @@ def last_plan(method: Method) -> tuple[Plan, Recorder]:
 def slot(plan: Plan, bench: EagerBench) -> list[LossNet]:
     """Nets of its own, with the plan's weights."""
 
-    def replica(weights: Any, *, shadowed: bool) -> Replica:
-        made = Replica(bench.new_model(), "fp32", shadowed=shadowed)
+    def replica(weights: Any, *, trained: bool) -> Replica:
+        made = Replica(bench.new_model(), "fp32", trained=trained)
         made.load(weights)
         return made
 
-    trained = [replica(weights, shadowed=True) for weights in plan.start]
+    trained = [replica(weights, trained=True) for weights in plan.start]
     average = [plan.ema.start] if plan.ema is not None and plan.ema.in_loss else []
-    given = [replica(weights, shadowed=False) for weights in (*plan.frozen, *average)]
+    given = [replica(weights, trained=False) for weights in (*plan.frozen, *average)]
     return [
         *(LossNet(r.model, "fp32", CPU, r.parameters) for r in trained),
         *(FrozenNet(r.model.eval(), "fp32", CPU) for r in given),

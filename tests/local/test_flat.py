@@ -7,23 +7,24 @@ import pytest
 import torch
 from graph_stage import make_model
 
-from fedsieve.local.flat import Replica, flatten, piece, pieces, update
+from fedsieve.local.flat import Replica, flatten, update
 from fedsieve.models.weights import read_weights
+from fedsieve.packed import shaped
 
 
 def test_pieces_of_a_flat_vector_lie_channels_last_and_flatten_back() -> None:
     flat = torch.arange(24.0 + 5)
-    kernel = piece(flat, 5, torch.Size((2, 3, 2, 2)))
+    kernel = shaped(flat[5:], torch.Size((2, 3, 2, 2)))
     assert kernel.is_contiguous(memory_format=torch.channels_last)
     assert kernel[1, 2, 0, 1] == 5 + 12 + (0 * 2 + 1) * 3 + 2  # out, then row, column, channel
     assert torch.equal(flatten(kernel), flat[5:])
-    assert torch.equal(flatten(piece(flat, 3, torch.Size((2, 4)))), flat[3:11])
+    assert torch.equal(flatten(shaped(flat[3:11], torch.Size((2, 4)))), flat[3:11])
 
 
 def test_a_replica_is_its_model() -> None:
     model = make_model("small")
     weights = read_weights(model)
-    replica = Replica(model, "fp32", shadowed=True)
+    replica = Replica(model, "fp32", trained=True)
     replica.load(weights)
     read = replica.read()
     assert set(read) == set(weights)
@@ -35,7 +36,7 @@ def test_a_replica_is_its_model() -> None:
 def test_a_shadow_follows_convolutions_and_linear_layers_only() -> None:
     model = make_model("small")
     weights = read_weights(model)
-    replica = Replica(model, "bf16", shadowed=True)
+    replica = Replica(model, "bf16", trained=True)
     replica.load(weights)
     norms = {
         f"{prefix}.{name}"
@@ -71,11 +72,11 @@ def test_update_scales_gradient_and_decay_before_the_momentum() -> None:
 
 
 def test_pieces_of_a_vector_go_by_the_names_of_a_replica() -> None:
-    replica = Replica(make_model("small"), "bf16", shadowed=True)
+    replica = Replica(make_model("small"), "bf16", trained=True)
     flat = torch.zeros_like(replica.flat)
-    for i, part in enumerate(pieces(flat, replica).values()):
+    for i, part in enumerate(replica.piece_layout.cut(flat).values()):
         part.fill_(i)
-    read = pieces(flat, replica)
+    read = replica.piece_layout.cut(flat)
     assert list(read) == replica.names
     assert all(bool((part == i).all()) for i, part in enumerate(read.values()))
     assert {n: p.shape for n, p in read.items()} == {

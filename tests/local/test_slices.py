@@ -22,12 +22,20 @@ from fedsieve.local import slices
 from fedsieve.local.bench import EagerBench
 from fedsieve.local.graph import GraphBench
 from fedsieve.local.plan import Fitted
-from fedsieve.local.slices import Slice, SlicingError, carve, thread_in, whole
+from fedsieve.local.slices import (
+    Slice,
+    SlicingError,
+    carve,
+    size_of_slices,
+    thread_in,
+    whole,
+)
 from fedsieve.local.together import ViewsTogether
 from fedsieve.recipe import EngineConfig, Recipe, Slicing
 from fedsieve.simulate import runners
 from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import (
+    Places,
     Slots,
     failed_call,
     refuses_slices,
@@ -68,6 +76,13 @@ def test_a_kernel_that_cannot_be_launched_is_told_from_other_failures() -> None:
     assert not refuses_slices(RuntimeError("CUDA error: out of memory"))
 
 
+class Done:
+    """A stream with nothing to wait for."""
+
+    def synchronize(self) -> None:
+        pass
+
+
 class Scripted(Slots):
     """Slots whose clients take a moment each, or fail; nothing is trained."""
 
@@ -75,12 +90,14 @@ class Scripted(Slots):
         self, monkeypatch: pytest.MonkeyPatch, sizes: list[int], fails: int | None
     ) -> None:
         monkeypatch.setattr(Slice, "enter", lambda place: None)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Done())
         self._world, self._fails = world_of(sizes), fails
         self._threads = [thread_in(Slice(CPU, 1), f"slot {i}") for i in range(3)]
+        self.sliced = False
         self.begun: list[tuple[int, str]] = []
 
-    def _run(self, round: int, job: Job) -> Result:
+    def _run(self, round: int, job: Job, ready: threading.Event) -> Result:
+        ready.set()
         self.begun.append((job.client, threading.current_thread().name))
         if job.client == self._fails:
             raise RuntimeError("out of memory")
@@ -93,7 +110,7 @@ def test_the_largest_clients_begin_and_every_client_is_run_once(
 ) -> None:
     slots = Scripted(monkeypatch, [5, 9, 1, 7, 3, 8, 2], fails=None)
     jobs = [Job(k, None, None) for k in range(7)]
-    assert [result.client for result in slots._train(0, jobs)] == list(range(7))
+    assert [result.client for result in slots.train(0, jobs)] == list(range(7))
     assert sorted(client for client, _ in slots.begun) == list(range(7))
     first = {name: client for client, name in reversed(slots.begun)}
     assert [first[f"slot {i}_0"] for i in range(3)] == [1, 5, 3]
@@ -102,8 +119,16 @@ def test_the_largest_clients_begin_and_every_client_is_run_once(
 def test_after_a_failure_no_other_client_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = Scripted(monkeypatch, [9] + [1] * 60, fails=0)
     with pytest.raises(RuntimeError, match="out of memory"):
-        slots._train(0, [Job(k, None, None) for k in range(61)])
+        slots.train(0, [Job(k, None, None) for k in range(61)])
     assert len(slots.begun) < 20  # three at once, and few in the moment until it was noticed
+
+
+def test_something_else_is_done_once_while_clients_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = Scripted(monkeypatch, [1] * 9, fails=None)
+    seen: list[int] = []
+    slots.train(0, [Job(k, None, None) for k in range(9)], lambda: seen.append(len(slots.begun)))
+    assert len(seen) == 1
+    assert 3 <= seen[0] < 9  # every slot has begun, and clients still wait
 
 
 class Refusing(Slots):
@@ -114,14 +139,18 @@ class Refusing(Slots):
         self._world, self._count = world_of([1]), 1
         self.sliced, self._failure = True, failure
 
-    def _train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+    def _train(
+        self, round: int, jobs: Sequence[Job], meanwhile: Iterator[Callable[[], None]]
+    ) -> list[Result]:
+        for action in meanwhile:
+            action()
         if self.sliced:
             raise RuntimeError(self._failure)
         return []
 
-    def _open(self, places: Sequence[Slice]) -> None:
-        assert len(places) == 2  # a slot's, and where views are made
-        self.sliced = any(place.context is not None for place in places)
+    def _open(self, places: Places) -> None:
+        assert len(places.slots) == 1
+        self.sliced = any(place.context is not None for place in places.slots)
 
     def close(self) -> None:
         pass
@@ -131,13 +160,14 @@ CANNOT_LAUNCH = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublas
 
 
 def test_where_no_library_works_in_slices_the_round_is_repeated_without(
-    gpu: Callable[[bool], None],
+    gpu: Callable[..., None],
 ) -> None:
     gpu(True)
-    slots = Refusing("auto", CANNOT_LAUNCH)
+    slots, done = Refusing("auto", CANNOT_LAUNCH), list[str]()
     with pytest.warns(UserWarning, match="gets the whole GPU from now on"):
-        assert slots.train(0, []) == []
+        assert slots.train(0, [], lambda: done.append("meanwhile")) == []
     assert not slots.sliced
+    assert done == ["meanwhile"]
 
 
 def test_slices_that_were_asked_for_are_not_given_up_in_silence() -> None:
@@ -152,23 +182,25 @@ def test_other_failures_stay_what_they_are() -> None:
 
 @dataclass
 class FakeGpu:
-    """Stands in for the driver: 100 multiprocessors, or none that can be sliced."""
+    """Stands in for the driver: so many multiprocessors, which perhaps cannot be sliced."""
 
     can_slice: bool
+    multiprocessors: int = 100
 
     def whole(self, device: torch.device) -> Slice:
-        return Slice(device, 100)
+        return Slice(device, self.multiprocessors)
 
     def carve(self, device: torch.device, count: int) -> tuple[Slice, ...]:
         if not self.can_slice:
             raise SlicingError("a GPU without slices")
-        return tuple(Slice(device, 100 // count, ctypes.c_void_p(i)) for i in range(count))
+        size = size_of_slices(self.multiprocessors, count)
+        return tuple(Slice(device, size, ctypes.c_void_p(i)) for i in range(count))
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    def install(can_slice: bool) -> None:
-        fake = FakeGpu(can_slice)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def install(*arguments: Any) -> None:
+        fake = FakeGpu(*arguments)
         monkeypatch.setattr(runners, "carve", fake.carve)
         monkeypatch.setattr(runners, "whole", fake.whole)
 
@@ -181,40 +213,64 @@ EVEN, UNEVEN, MORE_UNEVEN = [10] * 5, [10, 10, 10, 10, 30], [1, 1, 1, 1, 30]
 @pytest.mark.parametrize(
     ("slicing", "sizes", "can_slice", "expected"),
     [
-        ("auto", EVEN, True, [25] * 4),
-        ("auto", UNEVEN, True, [50] * 4),
+        ("auto", EVEN, True, [24] * 4),
+        ("auto", UNEVEN, True, [48] * 4),
         ("auto", MORE_UNEVEN, True, [100] * 4),
         ("auto", EVEN, False, [100] * 4),
-        ("always", MORE_UNEVEN, True, [50] * 4),
+        ("always", MORE_UNEVEN, True, [48] * 4),
         ("never", EVEN, True, [100] * 4),
     ],
 )
 def test_slots_get_slices_where_that_pays(
-    gpu: Callable[[bool], None],
+    gpu: Callable[..., None],
     slicing: Any,
     sizes: list[int],
     can_slice: bool,
     expected: list[int],
 ) -> None:
     gpu(can_slice)
-    *slots, views = slot_places(slicing, world_of(sizes), 4)
-    assert [place.multiprocessors for place in slots] == expected
-    assert views.multiprocessors == 100
+    places = slot_places(slicing, world_of(sizes), 4)
+    assert [place.multiprocessors for place in places.slots] == expected
+    assert places.views.multiprocessors == places.examiner.multiprocessors == 100
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "examiner"),
+    [(132, 12), (130, 130)],  # 132 = 11 · 12; of 130, eleven slices of 12 cannot be had
+)
+def test_what_is_left_over_becomes_a_slice_for_tests(
+    gpu: Callable[..., None], multiprocessors: int, examiner: int
+) -> None:
+    gpu(True, multiprocessors)
+    places = slot_places("auto", world_of([10] * 20), 10)
+    assert [place.multiprocessors for place in places.slots] == [12] * 10
+    assert places.examiner.multiprocessors == examiner
+    assert places.examiner not in places.slots
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "count", "size"),
+    [(132, 10, 12), (132, 5, 26), (132, 3, 40), (132, 2, 64), (132, 4, 32), (7, 3, 2), (7, 4, 0)],
+)
+def test_small_slices_come_in_pairs_and_large_ones_in_groups_of_eight(
+    multiprocessors: int, count: int, size: int
+) -> None:
+    assert size_of_slices(multiprocessors, count) == size
 
 
 @pytest.mark.parametrize(("slots", "partner"), [(4, [3, 2, 1, 0]), (5, [None, 4, 3, 2, 1])])
 def test_the_largest_client_shares_a_slice_with_the_smallest(
-    gpu: Callable[[bool], None], slots: int, partner: list[int | None]
+    gpu: Callable[..., None], slots: int, partner: list[int | None]
 ) -> None:
     gpu(True)
-    *places, _ = slot_places("auto", world_of(UNEVEN), slots)
+    places = slot_places("auto", world_of(UNEVEN), slots).slots
     assert [
         next((j for j, other in enumerate(places) if i != j and other is place), None)
         for i, place in enumerate(places)
     ] == partner
 
 
-def test_slices_that_must_be_but_cannot(gpu: Callable[[bool], None]) -> None:
+def test_slices_that_must_be_but_cannot(gpu: Callable[..., None]) -> None:
     gpu(False)
     with pytest.raises(FedsieveError, match="'always', but this is a GPU without slices"):
         slot_places("always", world_of(EVEN), 4)

@@ -180,13 +180,11 @@ def measure_speed_gpu(rounds: int = 20) -> GpuSpeedReport:
         directory = RunDirectory(Path(folder))
         with directory.lock():
             simulation = Simulation.open(recipe, directory, data)
-            for _ in range(COMPILING):
-                simulation.next_round()
+            _rounds(simulation, COMPILING)
             warm_up = time.perf_counter() - started
-            in_warm_up = [simulation.next_round()["seconds"] for _ in range(rounds)]
-            while simulation.rounds_done <= warm_up_rounds:  # past the first that refines
-                simulation.next_round()
-            refining = [simulation.next_round()["seconds"] for _ in range(rounds)]
+            in_warm_up = _rounds(simulation, rounds)
+            _rounds(simulation, warm_up_rounds + 1 - simulation.rounds_done)  # one that refines
+            refining = _rounds(simulation, rounds)
             runner = simulation.runner
             assert isinstance(runner, Slots)
             steps_seconds = _median_seconds(lambda: runner.replay(steps), 5)
@@ -203,6 +201,20 @@ def measure_speed_gpu(rounds: int = 20) -> GpuSpeedReport:
         rounds=rounds,
         machine=machine(),
     )
+
+
+def _rounds(simulation: Simulation, count: int) -> list[Mapping[str, float]]:
+    """The seconds of `count` rounds, which are described while the next one trains, as in runs."""
+    seconds = []
+
+    def describe() -> None:
+        if simulation.unfinished is not None:
+            seconds.append(simulation.finish_round(aside=True)["seconds"])
+
+    for _ in range(count):
+        simulation.train_round(meanwhile=describe)
+    describe()
+    return seconds
 
 
 def _eager(data: Dataset) -> float:

@@ -7,20 +7,22 @@ one fused pass over memory instead of several hundred small kernels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
 from fedsieve.local.bench import Precision
+from fedsieve.models.weights import copy_weights
+from fedsieve.packed import Layout, Packed
 from fedsieve.types import Weights
 
 
 class Replica:
-    """A model whose trainable parameters are pieces of one flat vector, and its momentum."""
+    """A model whose parameters are pieces of one flat vector, as are its statistics; and, where it
+    is trained, its momentum and a bf16 shadow."""
 
-    def __init__(self, model: nn.Module, precision: Precision, *, shadowed: bool) -> None:
+    def __init__(self, model: nn.Module, precision: Precision, *, trained: bool) -> None:
         self.model = model.train()
+        self._trained = trained
         low = cast_by_autocast(model) if precision == "bf16" else frozenset[str]()
         # Parameters with a shadow come first; sizes that would break the alignment of what follows
         # come last among them.
@@ -32,79 +34,60 @@ class Replica:
         self.low_count = len(low)
         low_size = sum(p.numel() for name, p in order if name in low)
         self.flat = torch.zeros(sum(p.numel() for _, p in order), device=device)
-        self.momentum = torch.zeros_like(self.flat)
-        self.shadow = torch.zeros(low_size, dtype=torch.bfloat16, device=device)
+        self.momentum = torch.zeros_like(self.flat) if trained else self.flat[:0]
+        self.shadow = torch.zeros(low_size if trained else 0, dtype=torch.bfloat16, device=device)
         self.groups = [slice(0, low_size), slice(low_size, len(self.flat))]
         self.leaves: list[nn.Parameter] = []
         """What autograd differentiates by: the shadow's pieces, or the fp32 parameters."""
         self.parameters: dict[str, Tensor] = {}
         """The fp32 parameters, as losses see them."""
-        offset = 0
+        self.piece_layout = Layout(tuple((name, p.shape) for name, p in order))
+        """Of what holds a value for each parameter, as `flat` does."""
+        masters = self.piece_layout.cut(self.flat)
+        shadows = Layout(self.piece_layout.pieces[: len(low)]).cut(self.shadow) if trained else {}
         for name, parameter in order:
-            master = piece(self.flat, offset, parameter.shape)
             self.leaves.append(parameter)
-            if shadowed and name in low:
-                parameter.data = piece(self.shadow, offset, parameter.shape)
-                self.parameters[name] = master.requires_grad_()
+            if name in shadows:
+                parameter.data = shadows[name]
+                self.parameters[name] = masters[name].requires_grad_()
             else:
-                parameter.data = master
+                parameter.data = masters[name]
                 self.parameters[name] = parameter
-            offset += parameter.numel()
         for module in model.modules():
             if hasattr(module, "num_batches_tracked"):
                 # Nothing reads this count, and counting costs a kernel per layer.
                 module.num_batches_tracked = None  # type: ignore[assignment]
-        self.buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
-        self.tensors = {**{n: p.detach() for n, p in self.parameters.items()}, **self.buffers}
+        floats = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+        behind = Layout(tuple((name, buffer.shape) for name, buffer in floats.items()))
+        self.statistics = torch.zeros(sum(behind.sizes), device=device)
+        statistics = behind.cut(self.statistics)
+        for name, own in statistics.items():
+            prefix, _, short = name.rpartition(".")
+            setattr(model.get_submodule(prefix), short, own)
+        self.tensors = {**{n: p.detach() for n, p in self.parameters.items()}, **statistics}
         """The fp32 weights in place."""
-        self.shapes = {name: self.tensors[name].shape for name in (*self.names, *self.buffers)}
-        """Of the parameters as they lie in `flat`, and then of the buffers."""
+        self.layout = Layout(self.piece_layout.pieces + behind.pieces)
+        """Of the weights that `read` gives: parameters as they lie in `flat`, then statistics."""
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        torch._foreach_copy_(list(self.tensors.values()), [weights[name] for name in self.tensors])
-        self.shadow.copy_(self.flat[: len(self.shadow)])
-        self.momentum.zero_()
+        if isinstance(weights, Packed) and weights.layout == self.layout:
+            self.flat.copy_(weights.vector[: len(self.flat)])
+            self.statistics.copy_(weights.vector[len(self.flat) :])
+        else:
+            copy_weights(self.tensors, weights)
+        if self._trained:
+            self.shadow.copy_(self.flat[: len(self.shadow)])
+            self.momentum.zero_()
 
     @torch.no_grad()
-    def read(self) -> Weights:
-        """A copy of the weights: pieces of one new vector."""
-        flat = torch.cat([self.flat, *(b.flatten() for b in self.buffers.values())])
-        return named_pieces(flat, self.shapes)
-
-
-def pieces(flat: Tensor, replica: Replica) -> dict[str, Tensor]:
-    """Name the pieces of a vector that holds a value for each of a replica's parameters."""
-    return named_pieces(flat, {name: replica.shapes[name] for name in replica.names})
-
-
-def named_pieces(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """A vector cut into pieces of these shapes, one after another."""
-    # One call that splits: to cut a hundred pieces one by one takes a millisecond, and ten slots
-    # that are done at the same time wait for each other's.
-    parts = torch.split(flat, [shape.numel() for shape in shapes.values()])
-    return {
-        name: shaped(part, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
-
-
-def piece(flat: Tensor, offset: int, shape: torch.Size) -> Tensor:
-    """Part of a flat vector in `shape`."""
-    return shaped(flat[offset : offset + shape.numel()], shape)
-
-
-def shaped(part: Tensor, shape: torch.Size) -> Tensor:
-    """A vector in `shape`; four dimensions lie in memory channels last."""
-    if len(shape) == 1:
-        return part
-    if len(shape) == 4:
-        out, inside, height, width = shape
-        return part.view(out, height, width, inside).permute(0, 3, 1, 2)
-    return part.view(shape)
+    def read(self) -> Packed:
+        """A copy of the weights."""
+        return Packed(torch.cat([self.flat, self.statistics]), self.layout)
 
 
 def flatten(gradient: Tensor) -> Tensor:
-    """The inverse of `piece`."""
+    """The inverse of `shaped`."""
     return (gradient.permute(0, 2, 3, 1) if gradient.dim() == 4 else gradient).reshape(-1)
 
 

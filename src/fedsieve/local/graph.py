@@ -29,7 +29,7 @@ from fedsieve.local.bench import (
     Setup,
     normalised,
 )
-from fedsieve.local.flat import Replica, flatten, joined, pieces, update
+from fedsieve.local.flat import Replica, flatten, joined, update
 from fedsieve.local.plan import (
     Batch,
     Fitted,
@@ -43,10 +43,46 @@ from fedsieve.local.plan import (
 )
 from fedsieve.local.slices import Slice, whole
 from fedsieve.local.together import ViewsTogether, Wish
-from fedsieve.types import Outputs, Weights
+from fedsieve.types import Outputs, Streams, Weights
+
+
+class _Turns:
+    """Work that several threads may do side by side, and work that one must do alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._side_by_side = 0
+        self._alone = False
+
+    @contextlib.contextmanager
+    def side_by_side(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._side_by_side += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._side_by_side -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._side_by_side)
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
 
 _CAPTURE = threading.Lock()
 """Compiling and capturing are done by one thread at a time."""
+_TRIALS = _Turns()
+"""Side by side cuDNN tries kernels outside of that lock; alone it must not, in any thread."""
 _WARMUP_STEPS = 3
 _STEPS_TOGETHER = 5
 _LAUNCHES_AHEAD = 3
@@ -72,6 +108,7 @@ class GraphBench(EagerBench):
         self.compiles = compile_model
         self._memory = torch.cuda.graph_pool_handle()
         self._replicas: list[Replica] = []
+        self._held: list[Replica] = []
         self._programs: dict[Hashable, Program] = {}
         self._chunk = forward_chunk
         self._together = views or ViewsTogether(whole(device))
@@ -85,20 +122,24 @@ class GraphBench(EagerBench):
         """What the model of `forward` holds."""
         self._complete: Tensor | None = None
         """Images that other streams may read without waiting for this one."""
+        self._ahead: Ahead | None = None
+        """What was begun before the visit."""
+        self.wanted: Mapping[str, str] = {}
+        """The views of the last training on all of a client's images: a guess at the next ones."""
         self._lent: list[Tensor] = []
         """Views that this stream may still have to read; their memory belongs to another one."""
 
     @contextlib.contextmanager
-    def visit(self, images: Tensor) -> Iterator[None]:
+    def visit(self, images: Tensor, ahead: Ahead | None = None) -> Iterator[None]:
         """Work with a client's `images`. They are waited for once, here, so that their views can
         be made elsewhere while this stream is busy; at the end all work is waited for."""
         self._settle()
-        self._complete = images
+        self._complete, self._ahead = images, ahead
         try:
             yield
         finally:
             self._settle()
-            self._complete = self._forward_weights = None
+            self._complete = self._ahead = self._forward_weights = None
 
     def _settle(self) -> None:
         """Wait for all work of this stream, which then has read what it was lent."""
@@ -123,9 +164,14 @@ class GraphBench(EagerBench):
         """As in the plain loop, but the first views are being made from this call on, and the next
         ones are asked for before these are used, so that they are made while these train."""
         self._await(plan.images)
-        streams = {name: plan.rng(f"view/{name}") for name in plan.views}
         epochs, *later = draws(len(plan.images), plan.sgd.epochs)
-        first = self._ask(plan, epochs, streams)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.serves(plan, epochs):
+            streams, first = ahead.streams, ahead.made
+        else:
+            streams = {name: plan.rng(f"view/{name}") for name in plan.views}
+            first = self._ask(plan, epochs, streams)
+        self.wanted = plan.views if plan.images is self._complete else {}
 
         def made() -> Iterator[tuple[range, Mapping[str, Tensor]]]:
             current, asked = epochs, first
@@ -141,14 +187,7 @@ class GraphBench(EagerBench):
     def _ask(
         self, plan: Plan, epochs: range, streams: Mapping[str, np.random.Generator]
     ) -> Future[Mapping[str, Tensor]]:
-        return self._together.ask(
-            {
-                name: Wish(
-                    self._setup.views[view], plan.images, streams[name], repeats(view, epochs)
-                )
-                for name, view in plan.views.items()
-            }
-        )
+        return self._together.ask(wishes(self._setup, plan.views, plan.images, streams, epochs))
 
     def launch(self, graph: torch.cuda.CUDAGraph) -> None:
         """Replay a graph, not too far ahead of the GPU: a launch that finds the GPU's queue full
@@ -188,6 +227,7 @@ class GraphBench(EagerBench):
         """Give up all that was captured, with the memory that it holds."""
         self._programs.clear()
         self._replicas.clear()
+        self._held.clear()
         self._forward = self._forward_weights = None
 
     def replay(self, steps: int) -> None:
@@ -195,15 +235,98 @@ class GraphBench(EagerBench):
         with torch.cuda.stream(self.stream):
             list(self._programs.values())[-1].replay(steps)
 
+    def model(self, index: int = 0) -> nn.Module:
+        while len(self._held) <= index:
+            self._held.append(Replica(self.new_model(), self.precision, trained=False))
+        return self._held[index].model
+
+    def load(self, index: int, weights: Weights) -> nn.Module:
+        model = self.model(index)
+        self._held[index].load(weights)
+        return model
+
+    def load_kernels(self, images: Tensor) -> None:
+        """Have cuDNN choose and load its kernels for the model, which takes seconds in each slice
+        and need not wait until the step is compiled. `images` are as many as in a batch."""
+        if not self.compiles:
+            return
+        with _TRIALS.side_by_side(), torch.cuda.stream(self.stream):
+            several = images.repeat(-(-self._chunk // len(images)), 1, 1, 1)[: self._chunk]
+            held = FrozenNet(self.model().eval(), self.precision, self.device)
+            outputs(held, several, self.scale, self.shift)
+            replica = self.replica(0)
+            net = LossNet(replica.model, self.precision, self.device, replica.parameters)
+            loss = outputs(net, images, self.scale, self.shift).logits.sum()
+            torch.autograd.grad(loss, replica.leaves, allow_unused=True)
+            self.stream.synchronize()
+
     def replica(self, index: int) -> Replica:
         """The trained model `index`, shared by all programs of this slot."""
         while len(self._replicas) <= index:
-            self._replicas.append(Replica(self.new_model(), self.precision, shadowed=True))
+            self._replicas.append(Replica(self.new_model(), self.precision, trained=True))
         return self._replicas[index]
 
 
 def _nothing() -> None:
     pass
+
+
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """The first views of a client's training, asked for before its plan was known."""
+
+    images: Tensor
+    rng: Streams
+    views: Mapping[str, str]
+    epochs: range
+    streams: Mapping[str, np.random.Generator]
+    """Where the views of later epochs draw from."""
+    made: Future[Mapping[str, Tensor]]
+
+    def serves(self, plan: Plan, epochs: range) -> bool:
+        """Whether these are the views that `plan` begins with."""
+        return plan.images is self.images and (plan.rng, plan.views, epochs) == (
+            self.rng,
+            self.views,
+            self.epochs,
+        )
+
+
+def look_ahead(
+    setup: Setup,
+    together: ViewsTogether,
+    views: Mapping[str, str],
+    shards: Mapping[Streams, Tensor],
+) -> list[Ahead]:
+    """Ask for the `views` with which the training on each client's images will probably begin."""
+    epochs = [next(draws(len(images), setup.sgd.epochs)) for images in shards.values()]
+    streams = [{name: rng(f"view/{name}") for name in views} for rng in shards]
+    made = together.ask_for_all(
+        [
+            wishes(setup, views, images, own, some)
+            for images, own, some in zip(shards.values(), streams, epochs, strict=True)
+        ]
+    )
+    return [
+        Ahead(images, rng, views, some, own, future)
+        for (rng, images), some, own, future in zip(
+            shards.items(), epochs, streams, made, strict=True
+        )
+    ]
+
+
+def wishes(
+    setup: Setup,
+    views: Mapping[str, str],
+    images: Tensor,
+    streams: Mapping[str, np.random.Generator],
+    epochs: range,
+) -> dict[str, Wish]:
+    """What has to be made for a training on `images` in these epochs."""
+    return {
+        name: Wish(setup.views[view], images, streams[name], repeats(view, epochs))
+        for name, view in views.items()
+    }
 
 
 def program_key(plan: Plan) -> Hashable:
@@ -329,14 +452,15 @@ class _Step:
 
 
 @contextlib.contextmanager
-def _may_try_kernels(allowed: bool) -> Iterator[None]:
-    """Keep cuDNN from trying which kernels are the fastest, where that is not allowed."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before and allowed
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+def _known_kernels() -> Iterator[None]:
+    """Keep cuDNN from trying which kernels are the fastest, in all threads."""
+    with _TRIALS.alone():
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
 
 class Program:
@@ -357,7 +481,7 @@ class Program:
         ]
         self._average: Replica | None = None
         if plan.ema is not None:
-            self._average = Replica(bench.new_model(), bench.precision, shadowed=False)
+            self._average = Replica(bench.new_model(), bench.precision, trained=False)
             if plan.ema.in_loss:
                 model = self._average.model.eval()
                 self._given.append(FrozenNet(model, bench.precision, bench.device))
@@ -399,7 +523,7 @@ class Program:
                         bench.launch(graph)
                 if epoch + 1 == plan.observe_after:
                     raw = bench.view("raw", plan.images, plan.rng("view/raw"))
-                    observed = bench.forward(dict(self._replicas[0].tensors), raw)
+                    observed = bench.forward(self._replicas[0].read(), raw)
             del in_use[:-_LAUNCHES_AHEAD]
         weights = tuple(replica.read() for replica in self._replicas)
         ema = None if self._average is None else self._average.read()
@@ -432,7 +556,7 @@ class Program:
                 held.copy_(value)
         if self._scale is not None and plan.update_scale is not None:
             self._scale.fill_(1)
-            parts = pieces(self._scale, self._replicas[0])
+            parts = self._replicas[0].piece_layout.cut(self._scale)
             for name, scale in plan.update_scale.items():
                 parts[name].copy_(scale)
         self._loss_sum.zero_()
@@ -492,7 +616,7 @@ class Program:
             loss: Callable[..., Tensor] = functools.partial(batch_loss, plan.loss)
             if full and self._bench.compiles:
                 loss = compiled_loss(plan.loss)
-            with _may_try_kernels(full):
+            with contextlib.nullcontext() if full else _known_kernels():
                 self._capture(plan, step, loss)
 
     def _capture(self, plan: Plan, step: _Step, loss: Callable[..., Tensor]) -> None:
@@ -574,10 +698,8 @@ class Program:
                 plan.sgd.weight_decay,
                 decay,
             )
-        if average is not None and replica.buffers:
-            torch._foreach_lerp_(
-                list(average.buffers.values()), list(replica.buffers.values()), 1 - decay
-            )
+        if average is not None:
+            average.statistics.lerp_(replica.statistics, 1 - decay)
 
 
 class _ForwardGraph:
@@ -591,16 +713,20 @@ class _ForwardGraph:
         )
         self._graph = torch.cuda.CUDAGraph()
         net = FrozenNet(model, bench.precision, bench.device)
+        allow_variants()
+        outputs_of = compiled_outputs() if bench.compiles else outputs
+
+        def look() -> Outputs:
+            return outputs_of(net, self._input, bench.scale, bench.shift)
+
         with _CAPTURE:
-            allow_variants()
-            outputs_of = compiled_outputs() if bench.compiles else outputs
             for _ in range(_WARMUP_STEPS):
-                outputs_of(net, self._input, bench.scale, bench.shift)
+                look()
             torch.cuda.current_stream().synchronize()
             with torch.cuda.graph(
                 self._graph, pool=memory, stream=bench.stream, capture_error_mode="thread_local"
             ):
-                self._output = outputs_of(net, self._input, bench.scale, bench.shift)
+                self._output = look()
 
     def __call__(self, images: Tensor) -> Outputs:
         chunk = len(self._input)

@@ -111,6 +111,12 @@ def _whole(index: int) -> Slice:
     return Slice(torch.device("cuda", index), properties.multi_processor_count)
 
 
+def size_of_slices(multiprocessors: int, count: int) -> int:
+    """How many of a GPU's multiprocessors each of `count` equal slices has."""
+    size = multiprocessors // count
+    return size // 8 * 8 if size >= _LARGE else size // 2 * 2
+
+
 def carve(device: torch.device, count: int) -> tuple[Slice, ...]:
     """`count` slices of equal size; `SlicingError` where that cannot be had."""
     return _carved(whole(device), count)
@@ -119,9 +125,7 @@ def carve(device: torch.device, count: int) -> tuple[Slice, ...]:
 @functools.cache
 def _carved(everything: Slice, count: int) -> tuple[Slice, ...]:
     device = everything.device
-    size = everything.multiprocessors // count
-    unit, flags = (8, 0) if size >= _LARGE else (2, _IN_PAIRS)
-    size = size // unit * unit
+    size = size_of_slices(everything.multiprocessors, count)
     if size < 2:
         raise SlicingError(f"a GPU with too few multiprocessors for {count} slices")
     number, resource = ctypes.c_int(), _resource()
@@ -134,7 +138,7 @@ def _carved(everything: Slice, count: int) -> tuple[Slice, ...]:
         ctypes.byref(made),
         resource,
         _resource(),
-        flags,
+        0 if size >= _LARGE else _IN_PAIRS,
         size,
     )
     if made.value < count:

@@ -45,6 +45,15 @@ class _Request:
     made: dict[str, Tensor] = field(default_factory=dict)
     error: BaseException | None = None
 
+    @staticmethod
+    def of(wishes: Mapping[str, Wish]) -> _Request:
+        """With the random numbers that the wishes need."""
+        uniforms = {
+            name: wish.rng.random((wish.repeats * len(wish.images), wish.view.draws))
+            for name, wish in wishes.items()
+        }
+        return _Request(wishes, uniforms)
+
 
 class ViewsTogether:
     """Where the threads that prepare clients meet to have views made."""
@@ -75,23 +84,30 @@ class ViewsTogether:
     def ask(self, wishes: Mapping[str, Wish]) -> Future[Mapping[str, Tensor]]:
         """Have views made, together with what other threads ask for. Random numbers are drawn now.
         A thread asks for one lot at a time."""
-        uniforms = {
-            name: wish.rng.random((wish.repeats * len(wish.images), wish.view.draws))
-            for name, wish in wishes.items()
-        }
-        request = _Request(wishes, uniforms)
+        request = _Request.of(wishes)
         with self._lock:
             self._waiting.append(request)
             self._start_if_complete()
         return request.result
 
+    def ask_for_all(
+        self, lots: Sequence[Mapping[str, Wish]]
+    ) -> Sequence[Future[Mapping[str, Tensor]]]:
+        """Have the views of several clients made, without waiting for what others ask for."""
+        requests = [_Request.of(wishes) for wishes in lots]
+        self._start(requests)
+        return [request.result for request in requests]
+
     def _start_if_complete(self) -> None:
         """Have all requests carried out, once every preparing thread has asked."""
         if self._waiting and len(self._waiting) >= self._preparing:
             batch, self._waiting = self._waiting, []
-            self._maker.submit(self._carry_out, batch).add_done_callback(
-                functools.partial(_tell_failure, batch)
-            )
+            self._start(batch)
+
+    def _start(self, batch: Sequence[_Request]) -> None:
+        self._maker.submit(self._carry_out, batch).add_done_callback(
+            functools.partial(_tell_failure, batch)
+        )
 
     def _carry_out(self, batch: Sequence[_Request]) -> None:
         """One call for all wishes of the same view and size of image."""

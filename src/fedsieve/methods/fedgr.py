@@ -56,6 +56,7 @@ from fedsieve.losses import cross_entropy, kl
 from fedsieve.methods import contract
 from fedsieve.methods.contract import Federation, Method, Sieved, Suspicion, choose_uniformly
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
+from fedsieve.packed import in_step, like
 from fedsieve.sieve.gmm import Mixture, clean_posterior, fit_mixture
 from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
 
@@ -764,12 +765,11 @@ def revised(ema: Weights, global_weights: Weights, gamma_g: Tensor) -> Weights:
     The case m ≥ 1 is `Ema.decay`, carried out by the workbench after every step.
     """
     assert gamma_g.dim() == 0
-    towards = list(global_weights.values())
-    own = [ema[name].to(tensor.device) for name, tensor in global_weights.items()]
-    away = list(torch._foreach_sub(own, towards))
+    towards, own = in_step([global_weights, ema])
+    away = torch._foreach_sub([tensor.to(gamma_g.device) for tensor in own], towards)
     torch._foreach_mul_(away, gamma_g)
     torch._foreach_add_(away, towards)
-    return dict(zip(global_weights, away, strict=True))
+    return like(global_weights, away)
 
 
 def distillation(teacher_logits: Tensor, logits: Tensor, temperature: float) -> Tensor:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,15 @@ from fedsieve.simulate.diagnose import Truth, auroc, beliefs, diagnose, drift, p
 from fedsieve.simulate.directory import CLIENTS, METRICS, MODEL, SCENE, Model, RunDirectory
 from fedsieve.simulate.findings import SiteLabels, findings_of, save_findings
 from fedsieve.simulate.memorise import memorisation
-from fedsieve.simulate.runners import InProcess, Runner, Slots, Workers, fits_graphs, one_thread
+from fedsieve.simulate.runners import (
+    InProcess,
+    Runner,
+    Slots,
+    Workers,
+    fits_graphs,
+    nothing,
+    one_thread,
+)
 from fedsieve.simulate.store import ClientStore
 from fedsieve.simulate.world import (
     Job,
@@ -135,6 +143,23 @@ def scene_of(recipe: Recipe, data: Dataset) -> Scene:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Unfinished:
+    """A round that is trained and averaged, but not described yet."""
+
+    round: int
+    jobs: Sequence[Job]
+    results: Sequence[Result]
+    refused: Mapping[ClientId, str]
+    """Whose update was left out, and which tensor of it was to blame."""
+    sent: Weights
+    server: Any
+    """As the round left it."""
+    server_metrics: Metrics
+    correct: Callable[[], int]
+    clock: Clock
+
+
 @dataclass
 class Simulation:
     """The moving parts of a run between two rounds."""
@@ -156,6 +181,7 @@ class Simulation:
     checkpoint_took: float = 0.0
     """Seconds of the last checkpoint; those of a GPU run with large client states are many."""
     fastest_round: float = float("inf")
+    unfinished: _Unfinished | None = None
 
     @staticmethod
     def open(recipe: Recipe, directory: RunDirectory, data: Dataset) -> Simulation:
@@ -224,37 +250,54 @@ class Simulation:
         """Run the rounds that are left, with a checkpoint when one is due."""
         started = time.monotonic()
         limit = self.recipe.engine.stop_after_minutes
+
+        def report(*, aside: bool = False) -> None:
+            if self.unfinished is not None:
+                reporter.finished_round(self.finish_round(aside=aside))
+
         while self.rounds_done < self.recipe.rounds:
-            line = self.next_round()
-            reporter.finished_round(line)
+            seconds = self.train_round(meanwhile=functools.partial(report, aside=True))
+            if not self.runner.idle_while_training:
+                report()
             if may_fork_out:
-                self._speed_up(line["seconds"]["train"])
+                self._speed_up(seconds)
             out_of_time = limit is not None and time.monotonic() - started >= 60 * limit
             enough = self.rounds_done == self.recipe.engine.stop_after_rounds
             stop = interrupt.asked or out_of_time or enough
             if stop or self._checkpoint_is_due():
+                report()
                 self._checkpoint()
             if stop and self.rounds_done < self.recipe.rounds:
                 raise RunInterruptedError(
                     f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; "
                     "the same command goes on from there."
                 )
+        report()
         if self.rounds_saved < self.rounds_done:
             self._checkpoint()
 
     def next_round(self) -> dict[str, Any]:
         """Run one round; the result is its line in the metrics."""
+        self.train_round()
+        return self.finish_round()
+
+    def train_round(self, meanwhile: Callable[[], None] = nothing) -> float:
+        """Train and average; what only describes the round is left for `finish_round`, which may
+        be done while the next one trains. The result are the seconds of training."""
         round, cfg, clock = self.rounds_done, self.recipe.method, Clock()
-        selected = self.method.select(
-            cfg, self.server, round, Streams(self.recipe.seed, round, SERVER)
-        )
         jobs = [
             Job(k, self.store.get(k), self.method.send(cfg, self.server, round, k))
-            for k in sorted(selected)
+            for k in self._selected(round)
             if len(self.world.clients[k])
         ]
         sent = self.method.weights(self.server)
-        results = self.runner.train(round, jobs)
+
+        def aside() -> None:
+            if round + 1 < self.recipe.rounds:
+                self.runner.look_ahead(round + 1, self._selected(round + 1))
+            meanwhile()
+
+        results = self.runner.train(round, jobs, aside)
         clock.lap("train")
         refused = {r.client: bad for r in results if (bad := first_unusable(r.up)) is not None}
         usable = [result for result in results if result.client not in refused]
@@ -267,42 +310,59 @@ class Simulation:
         clock.lap("merge")
         correct = self.runner.examine(self.method.weights(self.server))
         clock.lap("evaluate")
-        how_far = self._drift(usable, sent)
+        self.rounds_done += 1
+        self.unfinished = _Unfinished(
+            round, jobs, results, refused, sent, self.server, server_metrics, correct, clock
+        )
+        return clock.laps["train"]
+
+    def _selected(self, round: int) -> list[ClientId]:
+        """Who takes part, as far as the server can say now."""
+        streams = Streams(self.recipe.seed, round, SERVER)
+        return sorted(self.method.select(self.recipe.method, self.server, round, streams))
+
+    def finish_round(self, *, aside: bool = False) -> dict[str, Any]:
+        """Evaluate and diagnose the round that was trained last; the result is its line in the
+        metrics. What is done `aside`, while the next round trains, takes no time of its own."""
+        done, self.unfinished = self.unfinished, None
+        assert done is not None
+        clock = Clock() if aside else done.clock
+        usable = [result for result in done.results if result.client not in done.refused]
+        how_far = self._drift(usable, done.sent)
         diagnostics: dict[str, float] = {}
         at_clients: Mapping[ClientId, Metrics] = {}
         if self.truth is not None:
             states = {result.client: result.state for result in usable}
-            diagnostics = diagnose(self.method, self.server, states, self.truth)
+            diagnostics = diagnose(self.method, done.server, states, self.truth)
         clock.lap("diagnose")
-        accuracy = 100 * correct() / len(self.world.test_labels)
+        accuracy = 100 * done.correct() / len(self.world.test_labels)
         clock.lap("evaluate")
         every = self.recipe.engine.memorisation_every
-        if self.truth is not None and every and (round + 1) % every == 0:
-            overall, at_clients = self._memorisation(round, usable, sent, self.truth)
+        if self.truth is not None and every and (done.round + 1) % every == 0:
+            overall, at_clients = self._memorisation(done, usable, self.truth)
             diagnostics |= overall
-        bytes_down = sum(payload_bytes(job.down) for job in jobs)
-        bytes_up = sum(payload_bytes(result.up) for result in results)
+        bytes_down = sum(payload_bytes(job.down) for job in done.jobs)
+        bytes_up = sum(payload_bytes(result.up) for result in done.results)
         clock.lap("diagnose")
-        self.rounds_done += 1
         line = {
-            "round": round,
+            "round": done.round,
             "accuracy": accuracy,
             "drift": how_far,
-            "clients": [job.client for job in jobs],
+            "clients": [job.client for job in done.jobs],
             "refused": {
                 str(client): f"{tensor} is not finite; the update was left out of the average"
-                for client, tensor in refused.items()
+                for client, tensor in done.refused.items()
             },
             "bytes_down": bytes_down,
             "bytes_up": bytes_up,
             "client": client_means([result.metrics for result in usable]),
-            "server": server_metrics,
+            "server": done.server_metrics,
             "diagnostics": diagnostics,
-            "seconds": clock.laps,
+            "seconds": done.clock.laps,
         }
         self.directory.append(METRICS, line)
         if self.recipe.engine.client_lines:
-            self._write_client_lines(round, results, at_clients)
+            self._write_client_lines(done, at_clients)
         return line
 
     @functools.cached_property
@@ -315,14 +375,14 @@ class Simulation:
             return drift(local, sent, self._trainable) if local else None
 
     def _memorisation(
-        self, round: int, usable: list[Result], sent: Weights, truth: Truth
+        self, done: _Unfinished, usable: list[Result], truth: Truth
     ) -> tuple[Metrics, Mapping[ClientId, Metrics]]:
         """The new global model on all samples; with client lines, each trained model and the one it
         started from on its client's."""
         at_clients: dict[ClientId, dict[str, Weights]] = {}
         if self.recipe.engine.client_lines:
             at_clients = {
-                result.client: {"local": self.method.local_weights(result.up), "global": sent}
+                result.client: {"local": self.method.local_weights(result.up), "global": done.sent}
                 for result in usable
             }
         with one_thread():
@@ -331,18 +391,16 @@ class Simulation:
                 self.world,
                 truth,
                 self.recipe.seed,
-                round,
-                self.method.weights(self.server),
+                done.round,
+                self.method.weights(done.server),
                 at_clients,
             )
 
-    def _write_client_lines(
-        self, round: int, results: list[Result], memorised: Mapping[ClientId, Metrics]
-    ) -> None:
-        states = {result.client: result.state for result in results}
-        believed = beliefs(self.method, self.method.sieve(self.server), states)
-        for result in results:
-            line: dict[str, Any] = {"round": round, "client": result.client, **result.metrics}
+    def _write_client_lines(self, done: _Unfinished, memorised: Mapping[ClientId, Metrics]) -> None:
+        states = {result.client: result.state for result in done.results}
+        believed = beliefs(self.method, self.method.sieve(done.server), states)
+        for result in done.results:
+            line: dict[str, Any] = {"round": done.round, "client": result.client, **result.metrics}
             if self.truth is not None and result.client in believed:
                 line |= per_client(believed[result.client], self.truth, result.client)
             line |= memorised.get(result.client, {})

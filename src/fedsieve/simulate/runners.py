@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
@@ -39,8 +39,15 @@ from fedsieve.local.bench import (
     Setup,
     draws_from_torch,
 )
-from fedsieve.local.graph import GraphBench
-from fedsieve.local.slices import Slice, SlicingError, carve, thread_in, whole
+from fedsieve.local.graph import Ahead, GraphBench, look_ahead
+from fedsieve.local.slices import (
+    Slice,
+    SlicingError,
+    carve,
+    size_of_slices,
+    thread_in,
+    whole,
+)
 from fedsieve.local.together import ViewsTogether
 from fedsieve.methods import method
 from fedsieve.recipe import Recipe, Slicing
@@ -49,22 +56,33 @@ from fedsieve.simulate.world import (
     Job,
     Result,
     World,
-    classified,
     count_correct,
     run_client,
     run_site,
 )
-from fedsieve.types import ClientId, Metrics, Weights
+from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 
 PRELOAD = [__name__]
 """What every worker needs."""
 
 
+def nothing() -> None:
+    pass
+
+
 class Runner(Protocol):
     """Trains the clients of a round and evaluates the global model."""
 
-    def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
-        """Run every job; results in the order of the jobs."""
+    idle_while_training: bool
+    """Whether the thread that calls `train` has time for something else meanwhile."""
+
+    def train(
+        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+    ) -> list[Result]:
+        """Run every job, and do `meanwhile` once; results in the order of the jobs."""
+
+    def look_ahead(self, round: int, clients: Sequence[ClientId]) -> None:
+        """Begin what can be begun of a round in which these clients will probably take part."""
 
     def examine(self, weights: Weights) -> Callable[[], int]:
         """Begin to test the model; the result waits until it is known how many test images it
@@ -87,9 +105,17 @@ class InProcess:
             set_gpu_arithmetic(recipe.precision)
         self.bench = EagerBench(setup, world.device)
 
-    def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+    idle_while_training = False
+
+    def train(
+        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+    ) -> list[Result]:
+        meanwhile()
         with one_thread():
             return [run_client(self._recipe, self.world, self.bench, round, job) for job in jobs]
+
+    def look_ahead(self, round: int, clients: Sequence[ClientId]) -> None:
+        pass
 
     def examine(self, weights: Weights) -> Callable[[], int]:
         with one_thread():
@@ -132,7 +158,11 @@ class Workers:
             initargs=(recipe, shared, setup),
         )
 
-    def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+    idle_while_training = True
+
+    def train(
+        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+    ) -> list[Result]:
         chosen = method(self._recipe.method.name)
         with self._named_failure():
             futures = [
@@ -145,12 +175,16 @@ class Workers:
                 )
                 for job in jobs
             ]
+            meanwhile()
             return [
                 Result(job.client, decode(chosen.client, state), decode(chosen.up, up), metrics)
                 for job, (state, up, metrics) in zip(
                     jobs, (future.result() for future in futures), strict=True
                 )
             ]
+
+    def look_ahead(self, round: int, clients: Sequence[ClientId]) -> None:
+        pass
 
     def examine(self, weights: Weights) -> Callable[[], int]:
         chunk = EVALUATION_CHUNK["cpu"]
@@ -185,28 +219,45 @@ class Workers:
 class Slots:
     """Clients side by side on one GPU: a thread, a stream and captured steps for each slot."""
 
+    idle_while_training = True
+
     def __init__(self, recipe: Recipe, world: World, setup: Setup, count: int) -> None:
         set_gpu_arithmetic(recipe.precision)
         self._recipe = recipe
         self._world = world
         self._setup = setup
         self._count = count
-        self.bench = self._new_bench(forward_chunk=EVALUATION_CHUNK["cuda"])
+        self.bench = self._new_bench()
         self._open(slot_places(recipe.engine.slices, world, count))
 
-    def _open(self, places: Sequence[Slice]) -> None:
-        """Have a thread at work in the place of each slot; views are made in the last place."""
-        *for_slots, at_views = places
-        self._views = ViewsTogether(at_views)
-        self.sliced = any(place.context is not None for place in for_slots)
+    def _open(self, places: Places) -> None:
+        """Have a thread at work in the place of each slot, and one that examines."""
+        self._views = ViewsTogether(places.views)
+        self._ahead: dict[Streams, tuple[Shard, Ahead]] = {}
+        self._wanted: Mapping[str, str] = {}
+        """The views with which clients began to train last."""
+        self.sliced = any(place.context is not None for place in places.slots)
         self._slot = threading.local()
-        self._threads = [thread_in(place, f"slot {i}") for i, place in enumerate(for_slots)]
+        self._threads = [thread_in(place, f"slot {i}") for i, place in enumerate(places.slots)]
+        self._examiner = thread_in(places.examiner, "examiner")
         entering = [
             thread.submit(self._enter_slot, place)
-            for thread, place in zip(self._threads, for_slots, strict=True)
+            for thread, place in zip(
+                [*self._threads, self._examiner], [*places.slots, places.examiner], strict=True
+            )
         ]
         for entered in entering:
             entered.result()
+        batch = self._world.images[: self._recipe.sgd.batch_size]
+        batch = self.bench.view("raw", batch, np.random.default_rng(0))  # which draws nothing
+        torch.cuda.current_stream().synchronize()
+        for thread in self._threads:
+            thread.submit(self._load_kernels, batch)
+
+    def _load_kernels(self, images: Tensor) -> None:
+        # Nobody waits for this: a failure will be met again by whoever trains.
+        with contextlib.suppress(RuntimeError):
+            self._slot.bench.load_kernels(images)
 
     def _enter_slot(self, place: Slice) -> None:
         self._slot.bench = self._new_bench(views=self._views, place=place)
@@ -220,9 +271,12 @@ class Slots:
         compile_model = self._recipe.engine.compile and self._recipe.precision != "fp32"
         return GraphBench(self._setup, self._world.device, compile_model=compile_model, **options)
 
-    def train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+    def train(
+        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+    ) -> list[Result]:
+        left_to_do = iter([meanwhile])  # once, even if the round is repeated
         try:
-            return self._train(round, jobs)
+            return self._train(round, jobs, left_to_do)
         except RuntimeError as error:
             if not (self.sliced and refuses_slices(error)):
                 raise
@@ -237,21 +291,31 @@ class Slots:
                 stacklevel=2,
             )
         self.close()
-        self._open([whole(self._world.device)] * (self._count + 1))
-        return self._train(round, jobs)
+        self._open(Places.shared(whole(self._world.device), self._count))
+        return self._train(round, jobs, left_to_do)
 
-    def _train(self, round: int, jobs: Sequence[Job]) -> list[Result]:
+    def _train(
+        self, round: int, jobs: Sequence[Job], meanwhile: Iterator[Callable[[], None]]
+    ) -> list[Result]:
         # The largest clients first, so that no slot is left alone with one at the end; slot i gets
         # the i-th largest, and whoever is done the next one.
         longest_first = sorted(jobs, key=lambda job: -len(self._world.clients[job.client]))
         waiting = iter(longest_first[len(self._threads) :])
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
         with _quick_switching():
-            running = [
-                thread.submit(self._run_from, round, job, waiting)
+            begun = [
+                (
+                    thread.submit(self._run_from, round, job, waiting, ready := threading.Event()),
+                    ready,
+                )
                 for thread, job in zip(self._threads, longest_first, strict=False)
             ]
+            running = [run for run, _ in begun]
             try:
+                for _, ready in begun:  # those that prepare need the interpreter more
+                    ready.wait()
+                for action in meanwhile:
+                    action()
                 wait_for(running, return_when=FIRST_EXCEPTION)
             finally:
                 for _ in waiting:  # if one failed, or somebody is in a hurry, no other begins
@@ -260,19 +324,42 @@ class Slots:
         by_client = {result.client: result for run in running for result in run.result()}
         return [by_client[job.client] for job in jobs]
 
-    def _run_from(self, round: int, first: Job, waiting: Iterator[Job]) -> list[Result]:
-        """Run a job, and then those that wait, as all slots do in turn."""
-        return [self._run(round, job) for job in itertools.chain([first], waiting)]
+    def _run_from(
+        self, round: int, first: Job, waiting: Iterator[Job], ready: threading.Event
+    ) -> list[Result]:
+        """Run a job, and then those that wait, as all slots do in turn; say when the first of them
+        needs only the GPU."""
+        try:
+            return [self._run(round, job, ready) for job in itertools.chain([first], waiting)]
+        finally:
+            ready.set()
 
-    def _run(self, round: int, job: Job) -> Result:
+    def _run(self, round: int, job: Job, ready: threading.Event) -> Result:
         bench: GraphBench = self._slot.bench
         preparation = contextlib.ExitStack()
         preparation.enter_context(self._views.preparing())
+        preparation.callback(ready.set)
         bench.when_ready = preparation.close
         with torch.cuda.stream(bench.stream), preparation:
-            shard = self._world.shard(job.client)
-            with bench.visit(shard.images):
-                return run_site(self._recipe, shard, bench, round, job)
+            key = Streams(self._recipe.seed, round, job.client)
+            shard, ahead = self._ahead.pop(key, (None, None))
+            shard = shard or self._world.shard(job.client)
+            with bench.visit(shard.images, ahead):
+                result = run_site(self._recipe, shard, bench, round, job)
+            self._wanted = bench.wanted
+            return result
+
+    def look_ahead(self, round: int, clients: Sequence[ClientId]) -> None:
+        sizes = {k: len(self._world.clients[k]) for k in clients}
+        first = sorted((k for k in clients if sizes[k]), key=lambda k: -sizes[k])[: self._count]
+        self._ahead.clear()
+        if not self._wanted or not first:
+            return
+        shards = {Streams(self._recipe.seed, round, k): self._world.shard(k) for k in first}
+        torch.cuda.current_stream().synchronize()
+        images = {key: shard.images for key, shard in shards.items()}
+        begun = look_ahead(self._setup, self._views, self._wanted, images)
+        self._ahead.update(zip(shards, zip(shards.values(), begun, strict=True), strict=True))
 
     def replay(self, steps: int) -> None:
         """Let every slot repeat the steps that it captured last, and nothing else: for timing."""
@@ -286,29 +373,42 @@ class Slots:
         bench.stream.synchronize()
 
     def examine(self, weights: Weights) -> Callable[[], int]:
-        self.bench.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.bench.stream):
-            right = classified(
-                self.bench, weights, self._world.test_images, self._world.test_labels
-            ).sum()
+        torch.cuda.current_stream().synchronize()
+        return self._examiner.submit(self._count_correct, weights).result
 
-        def wait() -> int:
-            with torch.cuda.stream(self.bench.stream):
-                return int(right)
-
-        return wait
+    def _count_correct(self, weights: Weights) -> int:
+        bench: GraphBench = self._slot.bench
+        with torch.cuda.stream(bench.stream):
+            return count_correct(bench, weights, self._world.test_images, self._world.test_labels)
 
     def close(self) -> None:
         """Give back the GPU's memory: whoever comes next in this process may need it."""
         # Captured steps are given up by the threads that made them.
-        leaving = [thread.submit(self._leave_slot) for thread in self._threads]
+        leaving = [thread.submit(self._leave_slot) for thread in [*self._threads, self._examiner]]
         wait_for(leaving)
+        self._ahead.clear()
         self._views.close()
         self.bench.forget()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         for left in leaving:
             left.result()
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where on a GPU the parts of a round work."""
+
+    slots: Sequence[Slice]
+    """Largest client first."""
+    examiner: Slice
+    """Where the global model is tested while the next round trains."""
+    views: Slice
+
+    @staticmethod
+    def shared(place: Slice, slots: int) -> Places:
+        """All in one place."""
+        return Places([place] * slots, place, place)
 
 
 EVEN = 1.25
@@ -319,20 +419,26 @@ IN_PAIRS = 2.2
 on. Beyond it, all slots share the GPU."""
 
 
-def slot_places(slicing: Slicing, world: World, slots: int) -> list[Slice]:
-    """Where each slot works, largest client first, and then where views are made."""
+def slot_places(slicing: Slicing, world: World, slots: int) -> Places:
+    """Slices of the GPU where that pays, else all of it for everybody."""
+    everything = whole(world.device)
     uneven = unevenness(world, slots)
     if slicing == "always" or (slicing == "auto" and uneven <= IN_PAIRS):
         count = slots if uneven <= EVEN else math.ceil(slots / 2)
+        total = everything.multiprocessors
+        # What does not divide evenly may be enough for a slice that costs the others nothing.
+        spare = size_of_slices(total, count + 1) == size_of_slices(total, count)
         try:
-            slices = carve(world.device, count)
-            return [*slices, *slices[::-1][: slots - count], whole(world.device)]
+            slices = carve(world.device, count + spare)
+            shared = slices[:count][::-1][: slots - count]
+            examiner = slices[-1] if spare else everything
+            return Places([*slices[:count], *shared], examiner, everything)
         except SlicingError as reason:
             check(
                 slicing == "auto",
                 f"engine.slices is 'always', but this is {reason}; use 'auto' or 'never'.",
             )
-    return [whole(world.device)] * (slots + 1)
+    return Places.shared(everything, slots)
 
 
 def refuses_slices(error: RuntimeError) -> bool:

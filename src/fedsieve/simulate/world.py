@@ -151,28 +151,29 @@ def run_site(recipe: Recipe, shard: Shard, bench: Bench, round: int, job: Job) -
 
 def first_unusable(up: Any) -> str | None:
     """The name of the first value of `up` that is or holds NaN or infinity, or None."""
-    tensors, numbers = values_of(up)
+    tensors, numbers = values_of(up, packed=True)
     for name, number in numbers.items():
         if not math.isfinite(number):
             return name
-    floats = [(n, t.detach()) for n, t in tensors.items() if t.is_floating_point() and t.numel()]
+    if all(_finite(list(tensors.values()))):
+        return None
+    tensors, _ = values_of(up)
+    return list(tensors)[_finite(list(tensors.values())).index(False)]
+
+
+def _finite(tensors: list[Tensor]) -> list[bool]:
+    """Of each tensor whether all of it is finite; the device is waited for once."""
+    floats = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
     if not floats:
-        return None
-    finite = torch.stack(torch._foreach_norm([t for _, t in floats], math.inf)).isfinite()
-    if bool(finite.all()):  # one synchronisation for all tensors
-        return None
-    return floats[int(torch.nonzero(~finite)[0])][0]
+        return [True] * len(tensors)
+    finite = iter(torch.stack(torch._foreach_norm(floats, math.inf)).isfinite().tolist())
+    return [next(finite) if t.is_floating_point() and t.numel() else True for t in tensors]
 
 
 def count_correct(bench: Bench, weights: Weights, images: Tensor, labels: Tensor) -> int:
     """How many of the images the model with `weights` classifies as labelled."""
-    return int(classified(bench, weights, images, labels).sum())
-
-
-def classified(bench: Bench, weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
-    """(n,) bool, which of the images the model with `weights` classifies as labelled."""
     raw = bench.view("raw", images, rng_for(0, 0, SERVER, "raw"))
-    return bench.forward(weights, raw).logits.argmax(dim=1) == labels
+    return int((bench.forward(weights, raw).logits.argmax(dim=1) == labels).sum())
 
 
 def client_memory(megabytes: int, device: torch.device) -> int:
