@@ -33,8 +33,9 @@ _SKELETON = "skeleton"
 def encode(record: object) -> bytes:
     """`record` as one safetensors blob; tensors come to the host, numbers keep all their bits."""
     skeleton, tensors = take_apart(record)
-    host = {name: t.detach().to("cpu").contiguous() for name, t in _unshared(tensors).items()}
-    return safetensors.torch.save(host, {_SKELETON: skeleton})
+    # Put in order where they lie: a GPU does that much faster than the host.
+    host = {name: t.detach().contiguous().to("cpu") for name, t in tensors.items()}
+    return safetensors.torch.save(_unshared(host), {_SKELETON: skeleton})
 
 
 def decode(cls: type[T], blob: bytes) -> T:

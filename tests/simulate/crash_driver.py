@@ -5,6 +5,7 @@ As a script: `python crash_driver.py METHOD FOLDER WORKERS PAUSE`. In a child pr
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -43,14 +44,21 @@ class Slow:
 
 
 def carry_out(
-    recipe: Recipe, folder: Path, die_in: tuple[str, int] | None = None, pause: float = 0.03
+    recipe: Recipe,
+    folder: Path,
+    die_in: tuple[str, int] | None = None,
+    pause: float = 0.03,
+    disk_pause: float = 0.0,
 ) -> None:
-    """Run; with `die_in` = (what, n) kill this process without a word in the n-th such call."""
+    """Run; with `die_in` = (what, n) kill this process without a word in the n-th such call. Every
+    file takes `disk_pause` seconds more than it would."""
     # Forked from a server that may have been started for workers, which do not hear Ctrl-C.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     register_remembering()
     if die_in is not None:
         die_at_call(*die_in)
+    if disk_pause:
+        slow_down_files(disk_pause)
     try:
         run(recipe, folder, Slow(pause))
     except RunInterruptedError:
@@ -61,17 +69,27 @@ def die_at_call(what: str, number: int) -> None:
     """Before the data of the n-th file is on disk ("fsync"), or just after its "replace"."""
     owner, name = (os, "fsync") if what == "fsync" else (Path, "replace")
     original: Callable[..., Any] = getattr(owner, name)
-    calls = 0
+    calls = itertools.count(1)  # of several threads
 
     def counting(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
+        call = next(calls)
         result = original(*arguments) if what == "replace" else None
-        if calls == number:
+        if call == number:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments) if what == "fsync" else result
 
     setattr(owner, name, counting)
+
+
+def slow_down_files(seconds: float) -> None:
+    """Let every file need so long until it is safe."""
+    fsync = os.fsync
+
+    def slow(file: int) -> None:
+        time.sleep(seconds)
+        fsync(file)
+
+    os.fsync = slow  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

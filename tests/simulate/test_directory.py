@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,12 @@ from helpers import tiny_recipe, with_engine
 @dataclass(frozen=True)
 class Server:
     values: Tensor
+
+
+def commit(
+    directory: RunDirectory, rounds_done: int, clients: Mapping[int, int] | None = None
+) -> None:
+    directory.commit(directory.checkpoint(rounds_done, clients or {}))
 
 
 def refusal(action: Callable[[], Any]) -> str:
@@ -170,7 +176,7 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
         directory.open_logs((METRICS, "clients.jsonl"), None)
         directory.append(METRICS, {"round": 0})
         directory.append("clients.jsonl", {"client": 7})
-        directory.commit(1, {})
+        commit(directory, 1)
         directory.append(METRICS, {"round": 1})
         directory.append("clients.jsonl", {"client": 8})
     checkpoint = directory.last_checkpoint()
@@ -185,15 +191,29 @@ def test_logs_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     assert directory.lines("clients.jsonl") == [{"client": 7}]
 
 
+def test_lines_after_the_moment_of_a_checkpoint_are_not_part_of_it(tmp_path: Path) -> None:
+    """As when rounds go on while its states are being written."""
+    directory = RunDirectory(tmp_path)
+    with directory.lock():
+        directory.open_logs((METRICS,), None)
+        directory.append(METRICS, {"round": 0})
+        checkpoint = directory.checkpoint(1, {})
+        directory.append(METRICS, {"round": 1})
+        directory.commit(checkpoint)
+    with directory.lock():
+        directory.open_logs((METRICS,), directory.last_checkpoint())
+    assert directory.lines() == [{"round": 0}]
+
+
 def test_lines_of_clients_may_be_switched_off_and_on_between_checkpoints(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     with directory.lock():
         directory.open_logs((METRICS, CLIENTS), None)
         directory.append(CLIENTS, {"client": 1})
-        directory.commit(1, {})
+        commit(directory, 1)
     with directory.lock():  # off, and a checkpoint meanwhile
         directory.open_logs((METRICS,), directory.last_checkpoint())
-        directory.commit(2, {})
+        commit(directory, 2)
     with directory.lock():  # on again, then killed before the next checkpoint
         directory.open_logs((METRICS, CLIENTS), directory.last_checkpoint())
         directory.append(CLIENTS, {"client": 2})
@@ -226,7 +246,7 @@ def test_a_log_that_lost_lines_is_noticed(tmp_path: Path) -> None:
     with directory.lock():
         directory.open_logs((METRICS,), None)
         directory.append(METRICS, {"round": 0})
-        directory.commit(1, {})
+        commit(directory, 1)
     (tmp_path / METRICS).unlink()
     checkpoint = directory.last_checkpoint()
     with directory.lock():
@@ -242,7 +262,7 @@ def test_the_last_commit_is_where_a_run_goes_on(tmp_path: Path) -> None:
     assert directory.last_checkpoint() is None
     for rounds, number in ((2, 1.5), (4, 2.5)):
         directory.save_server(rounds, Server(torch.tensor([number])))
-        directory.commit(rounds, {0: 1, 11: rounds - 1})
+        commit(directory, rounds, {0: 1, 11: rounds - 1})
     found = directory.last_checkpoint()
     assert found == Checkpoint(4, {0: 1, 11: 3}, {})
     assert found is not None
@@ -254,7 +274,7 @@ def test_a_server_without_a_commit_does_not_count(tmp_path: Path) -> None:
     """The moment between the two writes of a checkpoint."""
     directory = RunDirectory(tmp_path)
     directory.save_server(2, Server(torch.tensor([1.0])))
-    directory.commit(2, {})
+    commit(directory, 2)
     directory.save_server(4, Server(torch.tensor([2.0])))
     found = directory.last_checkpoint()
     assert found is not None
@@ -290,7 +310,7 @@ def test_a_damaged_commit_is_refused_in_one_sentence(tmp_path: Path, content: by
 def test_a_damaged_server_is_refused_in_one_sentence(tmp_path: Path, damage: str) -> None:
     directory = RunDirectory(tmp_path)
     directory.save_server(3, Server(torch.zeros(8)))
-    directory.commit(3, {})
+    commit(directory, 3)
     checkpoint = directory.last_checkpoint()
     assert checkpoint is not None
     path = tmp_path / "checkpoint" / "server-3.safetensors"

@@ -23,7 +23,7 @@ from fedsieve.recipe import Recipe
 from fedsieve.simulate.directory import RunDirectory, read_lines
 from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import PRELOAD
-from helpers import REMEMBERING, assert_same_run
+from helpers import REMEMBERING, assert_same_run, with_engine
 
 METHOD_NAMES = ("remembering", "fedgr")
 
@@ -47,11 +47,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return of
 
 
-def start(recipe: Recipe, folder: Path, die_in: tuple[str, int] | None = None) -> BaseProcess:
+def start(
+    recipe: Recipe,
+    folder: Path,
+    die_in: tuple[str, int] | None = None,
+    disk_pause: float = 0.0,
+) -> BaseProcess:
     """A process of its own, forked from a server that has imported everything already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    process = context.Process(target=carry_out, args=(recipe, folder, die_in))
+    process = context.Process(target=carry_out, args=(recipe, folder, die_in, 0.03, disk_pause))
     process.start()
     return process
 
@@ -99,6 +104,27 @@ def test_killed_while_writing(
     process = start(recipe, tmp_path, die_in)
     process.join(30)
     assert process.exitcode == -signal.SIGKILL
+    run(recipe, tmp_path)
+    assert_same_run(whole("remembering"), tmp_path)
+    assert list(tmp_path.rglob("*.draft")) == []
+
+
+def test_killed_again_and_again_while_rounds_go_on_beside_the_writing(
+    tmp_path: Path, whole: Callable[[str], Path]
+) -> None:
+    """A checkpoint is always under way, and takes several rounds."""
+    recipe = recipe_of("remembering", checkpoint_rounds=50)
+    recipe = with_engine(recipe, checkpoint_seconds=0.0)
+    ahead = []
+    for lines in (2, 4, 5, 6, 7):
+        process = start(recipe, tmp_path, disk_pause=0.03)
+        wait_for_lines(tmp_path, lines)
+        assert kill(process) == -signal.SIGKILL
+        assert not (tmp_path / "summary.json").exists()
+        checkpoint = RunDirectory(tmp_path).last_checkpoint()
+        done = 0 if checkpoint is None else checkpoint.rounds_done
+        ahead.append(len(read_lines(tmp_path / "metrics.jsonl")) - done)
+    assert max(ahead) > 0, "rounds were ahead of the last checkpoint"
     run(recipe, tmp_path)
     assert_same_run(whole("remembering"), tmp_path)
     assert list(tmp_path.rglob("*.draft")) == []

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsieve.errors import FedsieveError
 from fedsieve.methods.fedavg import Client as Stateless
-from fedsieve.simulate.store import ClientStore
+from fedsieve.simulate.store import ClientStore, Snapshot
 from helpers import same_bits
 
 
@@ -42,6 +42,23 @@ def store_in(
         device=torch.device("cpu"),
         committed=committed or {},
     )
+
+
+def write(snapshot: Snapshot) -> None:
+    for client in snapshot.unsaved:
+        snapshot.write(client)
+
+
+def save(store: ClientStore) -> Snapshot:
+    """What a checkpoint does with a store, all at once."""
+    snapshot = store.snapshot()
+    write(snapshot)
+    store.saved()
+    return snapshot
+
+
+def names(rounds: Mapping[int, int]) -> list[str]:
+    return sorted(f"{client}-{round}.safetensors" for client, round in rounds.items())
 
 
 def files(folder: Path) -> list[str]:
@@ -102,29 +119,30 @@ def test_saving_writes_what_is_new_and_names_every_file(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.put(0, state(0), 1)
     store.put(5, state(5), 1)
-    assert store.save() == {0: 1, 5: 1}
+    assert save(store).rounds == {0: 1, 5: 1}
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in files(tmp_path)}
     store.put(5, state(6), 2)
     store.put(5, state(7), 3)
-    assert store.save() == {0: 1, 5: 3}
+    snapshot = save(store)
+    assert snapshot.rounds == {0: 1, 5: 3}
     assert files(tmp_path) == ["0-1.safetensors", "5-1.safetensors", "5-3.safetensors"]
     for name, time in before.items():
         assert (tmp_path / name).stat().st_mtime_ns == time, "a file is never written twice"
-    store.forget_old({0: 1, 5: 3})
+    snapshot.remove_older()
     assert files(tmp_path) == ["0-1.safetensors", "5-3.safetensors"]
 
 
 def test_a_spilled_state_does_not_touch_what_the_last_checkpoint_names(tmp_path: Path) -> None:
     store = store_in(tmp_path, budget=SIZE)
     store.put(0, state(1), 1)
-    committed = store.save()
+    snapshot = save(store)
     store.put(0, state(2), 2)
     store.put(1, state(3), 2)  # spills client 0's state of round 2
     assert files(tmp_path) == ["0-1.safetensors", "0-2.safetensors"]
-    store.forget_old(committed)
+    snapshot.remove_older()
     assert files(tmp_path) == ["0-1.safetensors", "0-2.safetensors"], "both may still be needed"
     # A crash here: the next process goes on from the checkpoint, as if round 2 had never been.
-    resumed = store_in(tmp_path, committed=committed)
+    resumed = store_in(tmp_path, committed=snapshot.rounds)
     assert files(tmp_path) == ["0-1.safetensors"]
     assert resumed.get(0).values[0] == 1  # type: ignore[union-attr]
     assert resumed.get(1) is None
@@ -135,7 +153,7 @@ def test_files_that_no_checkpoint_names_are_discarded_when_resuming(tmp_path: Pa
     for round in (1, 2):
         store.put(0, state(round), round)
         store.put(3, state(round), round)
-        store.save()
+        save(store)
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     store_in(tmp_path, committed={0: 1})
     assert files(tmp_path) == ["0-1.safetensors", "notes.txt"]
@@ -146,7 +164,7 @@ def test_a_stateless_client_leaves_nothing(tmp_path: Path) -> None:
         tmp_path, Stateless, budget_bytes=1, device=torch.device("cpu"), committed={}
     )
     store.put(0, Stateless(), 0)
-    assert store.save() == {}
+    assert save(store).rounds == {}
     assert store.get(0) is None
     assert files(tmp_path) == []
 
@@ -155,7 +173,7 @@ def test_a_stateless_client_leaves_nothing(tmp_path: Path) -> None:
 def test_a_damaged_state_is_named_in_one_sentence(tmp_path: Path, damage: str) -> None:
     store = store_in(tmp_path)
     store.put(4, state(1), 9)
-    committed = store.save()
+    committed = save(store).rounds
     path = tmp_path / "4-9.safetensors"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-50])
@@ -173,34 +191,142 @@ def test_a_damaged_state_is_named_in_one_sentence(tmp_path: Path, damage: str) -
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["put", "get", "checkpoint", "crash"]), st.integers(0, 4)),
-    max_size=25,
+    st.tuples(
+        st.sampled_from(["put", "put", "get", "snapshot", "write", "note", "crash"]),
+        st.integers(0, 4),
+    ),
+    max_size=40,
 )
 
 
-@settings(max_examples=40, deadline=None)
-@given(actions=ACTIONS, room=st.integers(1, 4))
+class Writing:
+    """A checkpoint that is written file by file while other things happen."""
+
+    def __init__(self, store: ClientStore, held: Mapping[int, float]) -> None:
+        self.snapshot = store.snapshot()
+        self.held = dict(held)
+        self._left = list(self.snapshot.unsaved)
+        self.committed = False
+
+    def step(self) -> None:
+        if self._left:
+            self.snapshot.write(self._left.pop())
+        elif not self.committed:
+            self.committed = True
+        else:
+            self.snapshot.remove_older()
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions=ACTIONS, room=st.integers(1, 6))
 def test_a_store_is_a_dictionary_that_survives_crashes(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], room: int
 ) -> None:
-    """Against two plain dictionaries: what is there now, and what was at the last checkpoint."""
+    """Against two plain dictionaries: what is there now, and what was at the last checkpoint. The
+    writing of one goes on between whatever else happens, and a crash may come anywhere in it."""
     folder = tmp_path_factory.mktemp("store")
     now: dict[int, float] = {}
     safe: dict[int, float] = {}
     committed: Mapping[int, int] = {}
+    writing: Writing | None = None
     store = store_in(folder, budget=room * SIZE)
     for round, (action, client) in enumerate(actions):
         if action == "put":
             now[client] = float(round)
             store.put(client, state(round), round)
-        elif action == "checkpoint":
-            committed = store.save()
-            store.forget_old(committed)
-            safe = dict(now)
-            assert len(files(folder)) == len(committed)
+        elif action == "snapshot" and writing is None:
+            writing = Writing(store, now)
+        elif action == "write" and writing is not None:
+            writing.step()
+            if writing.committed:
+                safe, committed = writing.held, writing.snapshot.rounds
+        elif action == "note" and writing is not None and writing.committed:
+            writing.snapshot.remove_older()
+            store.saved()
+            writing = None
         elif action == "crash":
             store = store_in(folder, budget=room * SIZE, committed=committed)
-            now = dict(safe)
+            now, writing = dict(safe), None
+            assert files(folder) == names(committed)
         held = store.get(client)
         assert (None if held is None else float(held.values[0])) == now.get(client)
         assert store.bytes_in_memory <= room * SIZE
+        assert set(names(committed)) <= set(files(folder))
+    resumed = store_in(folder, committed=committed)
+    for client, value in safe.items():
+        assert float(resumed.get(client).values[0]) == value  # type: ignore[union-attr]
+
+
+def test_newer_states_do_not_change_a_snapshot(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.put(0, state(1), 1)
+    store.put(1, state(1), 1)
+    snapshot = store.snapshot()
+    store.put(0, state(2), 2)
+    store.put(2, state(2), 2)
+    write(snapshot)
+    store.saved()
+    assert snapshot.rounds == {0: 1, 1: 1}
+    assert files(tmp_path) == ["0-1.safetensors", "1-1.safetensors"]
+    committed = store_in(tmp_path, committed=snapshot.rounds)
+    assert [float(committed.get(k).values[0]) for k in (0, 1)] == [1, 1]  # type: ignore[union-attr]
+    after = store.snapshot()
+    assert after.rounds == {0: 2, 1: 1, 2: 2}
+    assert sorted(after.unsaved) == [0, 2], "what is newer than the snapshot is still to be saved"
+
+
+def test_what_is_being_saved_is_neither_lost_nor_written_twice(tmp_path: Path) -> None:
+    store = store_in(tmp_path, budget=2 * SIZE)
+    kept = state(1)
+    store.put(0, kept, 1)
+    snapshot = store.snapshot()
+    store.put(1, state(2), 2)
+    store.put(2, state(3), 3)  # no room for three: client 1's state spills, client 0's need not
+    assert files(tmp_path) == ["1-2.safetensors"]
+    assert store.get(0) is kept
+    write(snapshot)
+    store.saved()
+    assert files(tmp_path) == ["0-1.safetensors", "1-2.safetensors", "2-3.safetensors"]
+    assert [store.get(k).values[0] for k in range(3)] == [1, 2, 3]  # type: ignore[union-attr]
+
+
+def test_a_newer_state_that_spills_is_not_mistaken_for_the_one_being_saved(tmp_path: Path) -> None:
+    store = store_in(tmp_path, budget=SIZE)
+    store.put(0, state(1), 1)
+    snapshot = store.snapshot()
+    store.put(0, state(2), 2)
+    store.put(1, state(2), 2)  # client 0's newer state spills
+    assert store.get(0).values[0] == 2  # type: ignore[union-attr]
+    store.get(1)
+    write(snapshot)
+    store.saved()
+    snapshot.remove_older()
+    assert store.get(0).values[0] == 2  # type: ignore[union-attr]
+    assert store.snapshot().rounds == {0: 2, 1: 2}
+
+
+def test_states_of_a_snapshot_count_as_memory(tmp_path: Path) -> None:
+    """Three of them, and one newer: together no more than there is room for."""
+    store = store_in(tmp_path, budget=4 * SIZE)
+    for client in range(3):
+        store.put(client, state(client), 1)
+    snapshot = store.snapshot()
+    for client in range(3):
+        store.put(client, state(9), 2)
+        assert store.bytes_in_memory <= SIZE
+    write(snapshot)
+    store.saved()
+    for client in range(3):
+        store.get(client)
+    assert store.bytes_in_memory == 3 * SIZE, "all may come back when it is written"
+
+
+def test_a_snapshot_that_was_never_written_is_part_of_the_next(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.put(0, state(1), 1)
+    store.put(1, state(1), 1)
+    store.snapshot()
+    store.put(1, state(2), 2)
+    again = store.snapshot()
+    assert again.rounds == {0: 1, 1: 2}
+    assert {client: float(held.values[0]) for client, held in again.unsaved.items()} == {0: 1, 1: 2}

@@ -229,7 +229,7 @@ class Engine:
         self.merged |= dict.fromkeys(ups, round)
         self.rounds_done += 1
         self.directory.save_server(self.rounds_done, self.server)
-        self.directory.commit(self.rounds_done, self.merged)
+        self.directory.commit(self.directory.checkpoint(self.rounds_done, self.merged))
         return line
 
     def site(self, client: ClientId) -> str:

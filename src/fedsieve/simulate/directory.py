@@ -202,17 +202,24 @@ class RunDirectory:
     def save_server(self, rounds_done: int, server: Any) -> None:
         write_atomically(self._server_file(rounds_done), encode(server))
 
-    def commit(self, rounds_done: int, clients: Mapping[ClientId, int]) -> None:
-        """Make the state after `rounds_done` rounds, already on disk, the one to resume from."""
+    def checkpoint(self, rounds_done: int, clients: Mapping[ClientId, int]) -> Checkpoint:
+        """This moment, with the lines of the logs safe; to be committed when its states are too."""
         for log in self._logs.values():
             log.flush()
             os.fsync(log.fileno())
         logs = [self.path / name for name in LOGS if (self.path / name).exists()]
-        log_bytes = {log.name: log.stat().st_size for log in logs}
-        record = {"rounds_done": rounds_done, "clients": clients, "log_bytes": log_bytes}
+        return Checkpoint(rounds_done, clients, {log.name: log.stat().st_size for log in logs})
+
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """Make a checkpoint whose states are all on disk the one to resume from."""
+        record = {
+            "rounds_done": checkpoint.rounds_done,
+            "clients": checkpoint.clients,
+            "log_bytes": checkpoint.log_bytes,
+        }
         write_atomically(self._commit_file, _json(record))
         for path in self._commit_file.parent.glob("server-*.safetensors"):
-            if path != self._server_file(rounds_done):
+            if path != self._server_file(checkpoint.rounds_done):
                 path.unlink()
 
     def open_logs(self, names: tuple[str, ...], checkpoint: Checkpoint | None) -> None:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ from fedsieve.simulate.runners import (
     nothing,
     one_thread,
 )
+from fedsieve.simulate.saving import Saver
 from fedsieve.simulate.store import ClientStore
 from fedsieve.simulate.world import (
     Job,
@@ -110,7 +111,7 @@ def run(
         simulation = Simulation.open(recipe, directory, data or load_data(recipe))
         try:
             reporter.started(recipe, out, simulation.rounds_done)
-            with _Interrupt() as interrupt:
+            with _Interrupt() as interrupt, simulation.saver:
                 simulation.go_on(reporter, interrupt, may_fork_out)
             summary = simulation.summary()
             directory.finish(summary)
@@ -174,12 +175,11 @@ class Simulation:
     site_names: tuple[str, ...]
     runner: Runner
     store: ClientStore
+    saver: Saver
     server: Any
     rounds_done: int
     rounds_saved: int
-    saved_at: float = field(default_factory=time.monotonic)
-    checkpoint_took: float = 0.0
-    """Seconds of the last checkpoint; those of a GPU run with large client states are many."""
+    """How far the last checkpoint goes, which may still be being written."""
     fastest_round: float = float("inf")
     unfinished: _Unfinished | None = None
 
@@ -241,6 +241,7 @@ class Simulation:
             site_names=data.site_names,
             runner=first_runner(recipe, world, setup, directory.path),
             store=store,
+            saver=Saver(directory, store, device),
             server=to_device(server, device),
             rounds_done=checkpoint.rounds_done if checkpoint else 0,
             rounds_saved=checkpoint.rounds_done if checkpoint else 0,
@@ -268,6 +269,7 @@ class Simulation:
                 report()
                 self._checkpoint()
             if stop and self.rounds_done < self.recipe.rounds:
+                self.saver.wait()
                 raise RunInterruptedError(
                     f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; "
                     "the same command goes on from there."
@@ -275,6 +277,7 @@ class Simulation:
         report()
         if self.rounds_saved < self.rounds_done:
             self._checkpoint()
+        self.saver.wait()
 
     def next_round(self) -> dict[str, Any]:
         """Run one round; the result is its line in the metrics."""
@@ -429,17 +432,14 @@ class Simulation:
         engine = self.recipe.engine
         if engine.checkpoint_rounds and self.rounds_done % engine.checkpoint_rounds == 0:
             return True
-        wait = seconds_between_checkpoints(engine.checkpoint_seconds, self.checkpoint_took)
-        return time.monotonic() - self.saved_at >= wait
+        if self.saver.is_writing():
+            return False
+        wait = seconds_between_checkpoints(engine.checkpoint_seconds, self.saver.last_took)
+        return time.monotonic() - self.saver.saved_at >= wait
 
     def _checkpoint(self) -> None:
-        started = time.monotonic()
-        clients = self.store.save()
-        self.directory.save_server(self.rounds_done, self.server)
-        self.directory.commit(self.rounds_done, clients)
-        self.store.forget_old(clients)
-        self.rounds_saved, self.saved_at = self.rounds_done, time.monotonic()
-        self.checkpoint_took = self.saved_at - started
+        self.saver.begin(self.rounds_done, self.server)
+        self.rounds_saved = self.rounds_done
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers; the global model is saved beside them."""

@@ -2,13 +2,18 @@
 
 A state is written to `CLIENT-ROUND.safetensors` when it spills or when a checkpoint commits it, and
 never overwritten, so the files that the last checkpoint names stay whole while the run goes on.
+
+A checkpoint is written from a `Snapshot`, which another thread may do while the store goes on: the
+two share nothing but states, which never change, and never write the same file.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,31 @@ from fedsieve.types import ClientId
 def state_file(folder: Path, client: ClientId, round: int) -> Path:
     """The file of a client's state after a round."""
     return folder / f"{client}-{round}.safetensors"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The newest state of every client at one moment."""
+
+    folder: Path
+    rounds: Mapping[ClientId, int]
+    """Client → round of its newest state, whose file a commit names."""
+    unsaved: Mapping[ClientId, Any]
+    """Client → that state, if it has no file yet."""
+
+    def write(self, client: ClientId) -> None:
+        """Write one of the unsaved states."""
+        write_atomically(
+            state_file(self.folder, client, self.rounds[client]), encode(self.unsaved[client])
+        )
+
+    def remove_older(self) -> None:
+        """Remove the files that are of no use once these states are committed; those that the store
+        has written since are newer, and stay."""
+        for path in self.folder.glob("*.safetensors"):
+            named = re.fullmatch(r"(\d+)-(\d+)", path.stem)
+            if named and int(named[2]) < self.rounds.get(int(named[1]), 0):
+                path.unlink()
 
 
 class ClientStore:
@@ -46,6 +76,9 @@ class ClientStore:
         self._sizes: dict[ClientId, int] = {}
         self._unsaved: dict[ClientId, int] = {}
         """Client → round of a state that is in memory only."""
+        self._being_saved: dict[ClientId, tuple[int, Any]] = {}
+        """Client → round and state that are in a snapshot only, unless there is a newer one."""
+        self._bytes_being_saved = 0
         self._on_disk: dict[ClientId, int] = dict(committed)
         """Client → round of the newest state on disk."""
         self.bytes_in_memory = 0
@@ -56,8 +89,16 @@ class ClientStore:
         if client in self._memory:
             self._memory.move_to_end(client)
             return self._memory[client]
-        if client not in self._on_disk:
+        if client in self._being_saved:
+            _, state = self._being_saved[client]
+        elif client in self._on_disk:
+            state = self._read(client)
+        else:
             return None
+        self._remember(client, state)
+        return state
+
+    def _read(self, client: ClientId) -> Any:
         path = self._path(client, self._on_disk[client])
         try:
             state = decode(self._type, path.read_bytes())
@@ -66,34 +107,37 @@ class ClientStore:
                 f"The saved state of client {client} cannot be read ({path}: {error}); "
                 "start the run again in a new folder."
             ) from None
-        state = to_device(state, self._device)
-        self._remember(client, state)
-        return state
+        return to_device(state, self._device)
 
     def put(self, client: ClientId, state: Any, round: int) -> None:
         """Keep the state that the client had at the end of `round`."""
         if self._stateless:
             return
         self._unsaved[client] = round
+        self._being_saved.pop(client, None)
         self._remember(client, state)
 
-    def save(self) -> Mapping[ClientId, int]:
-        """Write every unsaved state; the result names the file of every client (its round)."""
-        for client in sorted(self._unsaved):
-            self._write(client)
-        return dict(self._on_disk)
+    def snapshot(self) -> Snapshot:
+        """What a checkpoint of this moment consists of; `saved` says that all of it is on disk."""
+        for client, round in sorted(self._unsaved.items()):
+            self._being_saved[client] = (round, self._memory[client])
+        self._unsaved.clear()
+        unsaved = {client: state for client, (_, state) in self._being_saved.items()}
+        self._bytes_being_saved = sum(map(payload_bytes, unsaved.values()))
+        rounds = {client: round for client, (round, _) in self._being_saved.items()}
+        return Snapshot(self._folder, self._on_disk | rounds, unsaved)
 
-    def forget_old(self, committed: Mapping[ClientId, int]) -> None:
-        """Remove files that no checkpoint names any more."""
-        keep = {self._path(client, round).name for client, round in committed.items()}
-        keep |= {self._path(client, round).name for client, round in self._on_disk.items()}
-        for path in self._folder.glob("*.safetensors"):
-            if path.name not in keep:
-                path.unlink()
+    def saved(self) -> None:
+        """Take note that the last snapshot is on disk."""
+        self._on_disk |= {client: round for client, (round, _) in self._being_saved.items()}
+        self._being_saved.clear()
+        self._bytes_being_saved = 0
 
     def _discard_uncommitted(self) -> None:
-        if self._folder.is_dir():
-            self.forget_old({})
+        committed = {self._path(client, round) for client, round in self._on_disk.items()}
+        for path in self._folder.glob("*.safetensors"):
+            if path not in committed:
+                path.unlink()
 
     def _path(self, client: ClientId, round: int) -> Path:
         return state_file(self._folder, client, round)
@@ -104,7 +148,9 @@ class ClientStore:
         self.bytes_in_memory -= self._sizes.get(client, 0)
         self._sizes[client] = payload_bytes(state)
         self.bytes_in_memory += self._sizes[client]
-        while self.bytes_in_memory > self._budget and len(self._memory) > 1:
+        # A snapshot keeps its states in memory, although newer ones come beside them.
+        room = self._budget - self._bytes_being_saved
+        while self.bytes_in_memory > room and len(self._memory) > 1:
             oldest = next(iter(self._memory))
             if oldest in self._unsaved:
                 self._write(oldest)
