@@ -229,20 +229,24 @@ def test_slots_get_slices_where_that_pays(
     expected: list[int],
 ) -> None:
     gpu(can_slice)
-    places = slot_places(slicing, world_of(sizes), 4)
+    places = slot_places(slicing, world_of(sizes), 4, epochs=1)
     assert [place.multiprocessors for place in places.slots] == expected
     assert places.views.multiprocessors == places.examiner.multiprocessors == 100
 
 
 @pytest.mark.parametrize(
-    ("multiprocessors", "examiner"),
-    [(132, 12), (130, 130)],  # 132 = 11 · 12; of 130, eleven slices of 12 cannot be had
+    ("multiprocessors", "epochs", "examiner"),
+    [
+        (132, 3, 12),  # 132 = 11 · 12
+        (130, 3, 130),  # of which eleven slices of 12 cannot be had
+        (132, 2, 132),  # ten clients' images are more than 4 · 2 epochs of one client
+    ],
 )
 def test_what_is_left_over_becomes_a_slice_for_tests(
-    gpu: Callable[..., None], multiprocessors: int, examiner: int
+    gpu: Callable[..., None], multiprocessors: int, epochs: int, examiner: int
 ) -> None:
     gpu(True, multiprocessors)
-    places = slot_places("auto", world_of([10] * 20), 10)
+    places = slot_places("auto", world_of([10] * 20), 10, epochs)
     assert [place.multiprocessors for place in places.slots] == [12] * 10
     assert places.examiner.multiprocessors == examiner
     assert places.examiner not in places.slots
@@ -263,7 +267,7 @@ def test_the_largest_client_shares_a_slice_with_the_smallest(
     gpu: Callable[..., None], slots: int, partner: list[int | None]
 ) -> None:
     gpu(True)
-    places = slot_places("auto", world_of(UNEVEN), slots).slots
+    places = slot_places("auto", world_of(UNEVEN), slots, epochs=1).slots
     assert [
         next((j for j, other in enumerate(places) if i != j and other is place), None)
         for i, place in enumerate(places)
@@ -273,7 +277,7 @@ def test_the_largest_client_shares_a_slice_with_the_smallest(
 def test_slices_that_must_be_but_cannot(gpu: Callable[..., None]) -> None:
     gpu(False)
     with pytest.raises(FedsieveError, match="'always', but this is a GPU without slices"):
-        slot_places("always", world_of(EVEN), 4)
+        slot_places("always", world_of(EVEN), 4, epochs=1)
 
 
 def test_too_many_slices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -90,6 +91,10 @@ _LAUNCHES_AHEAD = 3
 """How many graphs a slot launches before the first of them must be done."""
 
 
+Aside: TypeAlias = Callable[[Weights, Tensor], Future[Outputs]]
+"""Where somebody else computes a forward pass on images that are there."""
+
+
 class GraphBench(EagerBench):
     """A slot on a GPU. Made and used by one thread that has entered `place`, with `stream` as the
     current stream."""
@@ -103,8 +108,10 @@ class GraphBench(EagerBench):
         forward_chunk: int = 500,
         views: ViewsTogether | None = None,
         place: Slice | None = None,
+        aside: Aside | None = None,
     ) -> None:
         super().__init__(setup, device)
+        self._aside = aside
         self.stream = (place or whole(device)).stream()
         self.compiles = compile_model
         self._memory = torch.cuda.graph_pool_handle()
@@ -128,7 +135,7 @@ class GraphBench(EagerBench):
         self.wanted: Mapping[str, str] = {}
         """The views of the last training on all of a client's images: a guess at the next ones."""
         self._lent: list[Tensor] = []
-        """Views that this stream may still have to read; their memory belongs to another one."""
+        """What this stream may still have to read; its memory belongs to another one."""
 
     @contextlib.contextmanager
     def visit(self, images: Tensor, ahead: Ahead | None = None) -> Iterator[None]:
@@ -209,6 +216,19 @@ class GraphBench(EagerBench):
         if self._forward is None:
             self._forward = _ForwardGraph(self, model.eval(), images, self._chunk, self._memory)
         return self._forward(images)
+
+    def forward_aside(self, weights: Weights, images: Tensor) -> Callable[[], Outputs]:
+        if self._aside is None:
+            return super().forward_aside(weights, images)
+        self._await(images)
+        asked = self._aside(weights, images)
+
+        def wait() -> Outputs:
+            outputs = asked.result()
+            self._lent += [tensor for tensor in outputs if tensor is not None]
+            return outputs
+
+        return wait
 
     @functools.cached_property
     def _draws_in_evaluation(self) -> bool:
@@ -417,8 +437,15 @@ _VARIANTS = 64
 each loss, kind of model and size of batch in a process."""
 
 
+@functools.cache
+def import_compiler() -> Future[object]:
+    """Begin to import torch's compiler, which takes seconds."""
+    return ThreadPoolExecutor(1).submit(importlib.import_module, "torch._inductor.compile_fx")
+
+
 def allow_variants() -> None:
     """Raise torch's limit, which may be one for each thread."""
+    import_compiler().result()
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
 

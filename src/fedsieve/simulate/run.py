@@ -21,6 +21,7 @@ from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, SOURCES, Dataset, load
 from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
 from fedsieve.local.bench import Setup
+from fedsieve.local.graph import import_compiler
 from fedsieve.methods import method
 from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
@@ -35,6 +36,7 @@ from fedsieve.simulate.runners import (
     Runner,
     Slots,
     Workers,
+    compiles_steps,
     fits_graphs,
     nothing,
     one_thread,
@@ -108,6 +110,8 @@ def run(
             return finished
         if fork is not None and directory.last_checkpoint() is None:
             directory.begin_as_fork(RunDirectory(fork), recipe)
+        if pick_device(recipe.engine.device).type == "cuda" and compiles_steps(recipe):
+            import_compiler()  # while the data are read
         simulation = Simulation.open(recipe, directory, data or load_data(recipe))
         try:
             reporter.started(recipe, out, simulation.rounds_done)

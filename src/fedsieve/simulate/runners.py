@@ -18,7 +18,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
@@ -60,7 +60,7 @@ from fedsieve.simulate.world import (
     run_client,
     run_site,
 )
-from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
+from fedsieve.types import ClientId, Metrics, Outputs, Shard, Streams, Weights
 
 PRELOAD = [__name__]
 """What every worker needs."""
@@ -228,7 +228,7 @@ class Slots:
         self._setup = setup
         self._count = count
         self.bench = self._new_bench()
-        self._open(slot_places(recipe.engine.slices, world, count))
+        self._open(slot_places(recipe.engine.slices, world, count, recipe.sgd.epochs))
 
     def _open(self, places: Places) -> None:
         """Have a thread at work in the place of each slot, and one that examines."""
@@ -240,6 +240,7 @@ class Slots:
         self._slot = threading.local()
         self._threads = [thread_in(place, f"slot {i}") for i, place in enumerate(places.slots)]
         self._examiner = thread_in(places.examiner, "examiner")
+        self._aside = self._look_aside if places.examiner is not places.views else None
         entering = [
             thread.submit(self._enter_slot, place)
             for thread, place in zip(
@@ -260,7 +261,7 @@ class Slots:
             self._slot.bench.load_kernels(images)
 
     def _enter_slot(self, place: Slice) -> None:
-        self._slot.bench = self._new_bench(views=self._views, place=place)
+        self._slot.bench = self._new_bench(views=self._views, place=place, aside=self._aside)
 
     def _leave_slot(self) -> None:
         bench: GraphBench | None = self._slot.__dict__.pop("bench", None)
@@ -268,8 +269,8 @@ class Slots:
             bench.forget()
 
     def _new_bench(self, **options: Any) -> GraphBench:
-        compile_model = self._recipe.engine.compile and self._recipe.precision != "fp32"
-        return GraphBench(self._setup, self._world.device, compile_model=compile_model, **options)
+        compiles = compiles_steps(self._recipe)
+        return GraphBench(self._setup, self._world.device, compile_model=compiles, **options)
 
     def train(
         self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
@@ -377,6 +378,16 @@ class Slots:
         torch.cuda.current_stream().synchronize()
         return self._examiner.submit(self._count_correct, weights).result
 
+    def _look_aside(self, weights: Weights, images: Tensor) -> Future[Outputs]:
+        return self._examiner.submit(self._forward, weights, images)
+
+    def _forward(self, weights: Weights, images: Tensor) -> Outputs:
+        bench: GraphBench = self._slot.bench
+        with torch.cuda.stream(bench.stream):
+            outputs = bench.forward(weights, images)
+        bench.stream.synchronize()
+        return outputs
+
     def _count_correct(self, weights: Weights) -> int:
         bench: GraphBench = self._slot.bench
         with torch.cuda.stream(bench.stream):
@@ -403,7 +414,8 @@ class Places:
     slots: Sequence[Slice]
     """Largest client first."""
     examiner: Slice
-    """Where the global model is tested while the next round trains."""
+    """Where the global model is tested while the next round trains, and whatever else can wait
+    until a client is trained."""
     views: Slice
 
     @staticmethod
@@ -420,7 +432,12 @@ IN_PAIRS = 2.2
 on. Beyond it, all slots share the GPU."""
 
 
-def slot_places(slicing: Slicing, world: World, slots: int) -> Places:
+EXAMINED = 4
+"""A spare slice may examine so many images, of all clients and the test set, for each one that a
+slot trains: a forward pass is a third of a step, and it should be done before the slots are."""
+
+
+def slot_places(slicing: Slicing, world: World, slots: int, epochs: int) -> Places:
     """Slices of the GPU where that pays, else all of it for everybody."""
     everything = whole(world.device)
     uneven = unevenness(world, slots)
@@ -428,7 +445,11 @@ def slot_places(slicing: Slicing, world: World, slots: int) -> Places:
         count = slots if uneven <= EVEN else math.ceil(slots / 2)
         total = everything.multiprocessors
         # What does not divide evenly may be enough for a slice that costs the others nothing.
-        spare = size_of_slices(total, count + 1) == size_of_slices(total, count)
+        of_slot = np.mean([len(indices) for indices in world.clients])
+        spare = (
+            size_of_slices(total, count + 1) == size_of_slices(total, count)
+            and len(world.test_labels) + slots * of_slot <= EXAMINED * epochs * of_slot
+        )
         try:
             slices = carve(world.device, count + spare)
             shared = slices[:count][::-1][: slots - count]
@@ -459,6 +480,11 @@ def unevenness(world: World, selected: int) -> float:
     # P(largest of m draws with replacement ≤ i-th smallest) = (i / K)^m
     below = (np.arange(len(sizes) + 1) / len(sizes)) ** selected
     return float((np.diff(below) * sizes).sum() / sizes.mean())
+
+
+def compiles_steps(recipe: Recipe) -> bool:
+    """Whether slots have the recipe's training steps compiled."""
+    return recipe.engine.compile and recipe.precision != "fp32"
 
 
 def fits_graphs(setup: Setup) -> bool:
