@@ -140,9 +140,6 @@ class RecordingBench:
     def forward(self, weights: Weights, images: Tensor) -> Outputs:
         return self.inner.forward(weights, images)
 
-    def forward_aside(self, weights: Weights, images: Tensor) -> Callable[[], Outputs]:
-        return self.inner.forward_aside(weights, images)
-
     def fit(self, plan: Plan) -> Fitted:
         self.plans.append(plan)
         self.fitted.append(self.inner.fit(plan))

@@ -7,8 +7,7 @@ import pytest
 import torch
 from graph_stage import make_model
 
-from fedsieve.local.bench import Precision
-from fedsieve.local.flat import LARGE, Replica, flatten, update
+from fedsieve.local.flat import Replica, flatten, update
 from fedsieve.models.weights import read_weights
 from fedsieve.packed import shaped
 
@@ -83,24 +82,3 @@ def test_pieces_of_a_vector_go_by_the_names_of_a_replica() -> None:
     assert {n: p.shape for n, p in read.items()} == {
         n: p.shape for n, p in replica.parameters.items()
     }
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_groups_cover_a_replica_in_order_and_large_parameters_stand_alone(
-    precision: Precision,
-) -> None:
-    replica = Replica(make_model("resnet18"), precision, trained=True)
-    sizes = [replica.parameters[name].numel() for name in replica.names]
-    covered, first = 0, 0
-    for group in replica.groups:
-        own = sizes[first : first + group.count]
-        assert group.place == slice(covered, covered + sum(own))
-        assert group.count == 1 or max(own) < LARGE
-        covered, first = group.place.stop, first + group.count
-    assert (covered, first) == (len(replica.flat), len(sizes))
-    # The four 3×3 convolutions of the last stage: 256·512·9 and three times 512·512·9 numbers.
-    alone = [group for group in replica.groups if group.count == 1]
-    assert sorted(g.place.stop - g.place.start for g in alone) == [1179648] + 3 * [2359296]
-    assert len(replica.shadow) == sum(
-        g.place.stop - g.place.start for g in replica.groups if g.is_low
-    )

@@ -11,8 +11,8 @@ import torch
 from graph_stage import a_setup, needs_gpu
 
 from fedsieve.local.bench import EagerBench
-from fedsieve.local.graph import look_ahead, rows_of, wishes
-from fedsieve.local.plan import Plan, Schedule, Sgd, draws, schedule
+from fedsieve.local.graph import look_ahead, wishes
+from fedsieve.local.plan import Plan, Sgd, draws
 from fedsieve.local.together import ViewsTogether
 from fedsieve.methods.fedavg import local_loss
 from fedsieve.simulate.directory import MODEL
@@ -52,10 +52,8 @@ def test_what_is_asked_for_ahead_is_what_the_plain_loop_makes() -> None:
     ):
         plan = a_plan(images, rng)
         lots = list(EagerBench(setup, torch.device("cpu")).epoch_views(plan))
-        _, *later = draws(len(images), SGD.epochs)
-        assert ahead.serves(plan)
-        drawn = schedule(len(images), SGD, rng("batches"))
-        assert [rows.tolist() for rows in ahead.steps.rows] == [r.tolist() for r in drawn.rows]
+        epochs, *later = draws(len(images), SGD.epochs)
+        assert ahead.serves(plan, epochs)
         for name in VIEWS:
             assert torch.equal(ahead.made.result()[name], lots[0][1][name])
         for following, (_, expected) in zip(later, lots[1:], strict=True):
@@ -68,25 +66,13 @@ def test_a_guess_that_is_wrong_is_not_used() -> None:
     setup, images = replace(a_setup(), sgd=SGD), torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
     together, rng = ViewsTogether(), Streams(1, 5, 4)
     (ahead,) = look_ahead(setup, together, VIEWS, {rng: images})
-    plan = a_plan(images, rng)
-    assert ahead.serves(plan)
-    assert not ahead.serves(replace(plan, sgd=replace(SGD, epochs=2)))
-    assert not ahead.serves(replace(plan, images=images.clone()))
-    assert not ahead.serves(replace(plan, rng=Streams(1, 6, 4)))
-    assert not ahead.serves(replace(plan, views={"x": "strong"}))
+    plan, epochs = a_plan(images, rng), range(3)
+    assert ahead.serves(plan, epochs)
+    assert not ahead.serves(plan, range(2))
+    assert not ahead.serves(replace(plan, images=images.clone()), epochs)
+    assert not ahead.serves(replace(plan, rng=Streams(1, 6, 4)), epochs)
+    assert not ahead.serves(replace(plan, views={"x": "strong"}), epochs)
     together.close()
-
-
-def test_the_rows_of_a_stretch_by_hand() -> None:
-    steps = Schedule(
-        rows=tuple(map(np.array, ([2, 0], [1], [0, 1], [2], [1, 2], [0]))),
-        epoch_of=(0, 0, 1, 1, 2, 2),
-        padding=(0,) * 6,
-    )
-    # Epochs 1 and 2: their views lie one after another, so those of epoch 2 begin at row n = 3.
-    assert rows_of(steps, range(1, 3), 2, 3).tolist() == [[0, 1, 1, 2], [0, 1, 4, 5]]
-    assert rows_of(steps, range(1, 3), 1, 3).tolist() == [[2, 0], [2, 3]]
-    assert rows_of(steps, range(1, 3), 7, 3).shape == (2, 0)
 
 
 @needs_gpu

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -237,16 +237,17 @@ def test_slots_get_slices_where_that_pays(
 @pytest.mark.parametrize(
     ("multiprocessors", "epochs", "examiner"),
     [
-        (132, 3, 12),  # 132 = 11 · 12
-        (130, 3, 130),  # of which eleven slices of 12 cannot be had
-        (132, 2, 132),  # ten clients' images are more than 4 · 2 epochs of one client
+        (132, 3, 12),  # 132 = 11 · 12, and 100 test images are no more than 4 · 3 epochs of 10
+        (130, 3, 130),  # eleven slices of 12 cannot be had
+        (132, 2, 132),  # the test would take longer than 2 epochs
     ],
 )
 def test_what_is_left_over_becomes_a_slice_for_tests(
     gpu: Callable[..., None], multiprocessors: int, epochs: int, examiner: int
 ) -> None:
     gpu(True, multiprocessors)
-    places = slot_places("auto", world_of([10] * 20), 10, epochs)
+    world = replace(world_of([10] * 20), test_labels=torch.zeros(100))
+    places = slot_places("auto", world, 10, epochs)
     assert [place.multiprocessors for place in places.slots] == [12] * 10
     assert places.examiner.multiprocessors == examiner
     assert places.examiner not in places.slots

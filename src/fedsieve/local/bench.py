@@ -50,10 +50,6 @@ class Bench(Protocol):
     def forward(self, weights: Weights, images: Tensor) -> Outputs:
         """The model with `weights` on a view: evaluation mode, no gradient, fp32 results."""
 
-    def forward_aside(self, weights: Weights, images: Tensor) -> Callable[[], Outputs]:
-        """The same for a result that is not needed before training is done: where a machine has
-        room for it, it is computed meanwhile."""
-
     def fit(self, plan: Plan) -> Fitted:
         """Carry out one client's local training."""
 
@@ -150,10 +146,6 @@ class EagerBench:
 
     def forward(self, weights: Weights, images: Tensor) -> Outputs:
         return self._evaluate(self.load(0, weights), images)
-
-    def forward_aside(self, weights: Weights, images: Tensor) -> Callable[[], Outputs]:
-        outputs = self.forward(weights, images)
-        return lambda: outputs
 
     @torch.no_grad()
     def _evaluate(self, model: nn.Module, images: Tensor) -> Outputs:

@@ -7,10 +7,6 @@ one fused pass over memory instead of several hundred small kernels.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -18,31 +14,6 @@ from fedsieve.local.bench import Precision
 from fedsieve.models.weights import copy_weights
 from fedsieve.packed import Layout, Packed
 from fedsieve.types import Weights
-
-LARGE = 2**20
-"""A parameter of so many numbers is updated by itself, with its gradient as it is; the gradients of
-smaller ones are joined before, which costs a copy."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that are updated together."""
-
-    place: slice
-    """Where they lie in the flat vector."""
-    count: int
-    is_low: bool
-    """Whether they have a shadow."""
-
-
-def _groups(parameters: Sequence[tuple[bool, int]]) -> Iterator[Group]:
-    """Of parameters one after another, each with a shadow or not and of some size."""
-    first = 0
-    for (is_low, large), some in itertools.groupby(parameters, lambda p: (p[0], p[1] >= LARGE)):
-        sizes = [size for _, size in some]
-        for part in ([size] for size in sizes) if large else [sizes]:
-            yield Group(slice(first, first + sum(part)), len(part), is_low)
-            first += sum(part)
 
 
 class Replica:
@@ -53,19 +24,19 @@ class Replica:
         self.model = model.train()
         self._trained = trained
         low = cast_by_autocast(model) if precision == "bf16" else frozenset[str]()
-        # Parameters with a shadow come first, the large ones before the others; sizes that would
-        # break the alignment of what follows come last.
+        # Parameters with a shadow come first; sizes that would break the alignment of what follows
+        # come last among them.
         order = sorted(
-            model.named_parameters(),
-            key=lambda p: (p[0] not in low, p[1].numel() < LARGE, p[1].numel() % 64 != 0),
+            model.named_parameters(), key=lambda p: (p[0] not in low, p[1].numel() % 64 != 0)
         )
         device = order[0][1].device
         self.names = [name for name, _ in order]
+        self.low_count = len(low)
         low_size = sum(p.numel() for name, p in order if name in low)
         self.flat = torch.zeros(sum(p.numel() for _, p in order), device=device)
         self.momentum = torch.zeros_like(self.flat) if trained else self.flat[:0]
         self.shadow = torch.zeros(low_size if trained else 0, dtype=torch.bfloat16, device=device)
-        self.groups = list(_groups([(name in low, p.numel()) for name, p in order]))
+        self.groups = [slice(0, low_size), slice(low_size, len(self.flat))]
         self.leaves: list[nn.Parameter] = []
         """What autograd differentiates by: the shadow's pieces, or the fp32 parameters."""
         self.parameters: dict[str, Tensor] = {}
@@ -121,10 +92,7 @@ def flatten(gradient: Tensor) -> Tensor:
 
 
 def joined(vectors: list[Tensor]) -> Tensor:
-    """`torch.cat` of vectors, as one multi-tensor copy, which is several times faster; of one, that
-    vector."""
-    if len(vectors) == 1:
-        return vectors[0]
+    """`torch.cat` of vectors, as one multi-tensor copy, which is several times faster."""
     whole = torch.empty(
         sum(len(v) for v in vectors), dtype=vectors[0].dtype, device=vectors[0].device
     )

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ from fedsieve.local.plan import (
     Loss,
     Plan,
     Schedule,
-    Sgd,
     draws,
     repeats,
     schedule,
@@ -91,10 +90,6 @@ _LAUNCHES_AHEAD = 3
 """How many graphs a slot launches before the first of them must be done."""
 
 
-Aside: TypeAlias = Callable[[Weights, Tensor], Future[Outputs]]
-"""Where somebody else computes a forward pass on images that are there."""
-
-
 class GraphBench(EagerBench):
     """A slot on a GPU. Made and used by one thread that has entered `place`, with `stream` as the
     current stream."""
@@ -108,10 +103,8 @@ class GraphBench(EagerBench):
         forward_chunk: int = 500,
         views: ViewsTogether | None = None,
         place: Slice | None = None,
-        aside: Aside | None = None,
     ) -> None:
         super().__init__(setup, device)
-        self._aside = aside
         self.stream = (place or whole(device)).stream()
         self.compiles = compile_model
         self._memory = torch.cuda.graph_pool_handle()
@@ -131,11 +124,11 @@ class GraphBench(EagerBench):
         self._complete: Tensor | None = None
         """Images that other streams may read without waiting for this one."""
         self._ahead: Ahead | None = None
-        """What was begun before the visit, until it is used."""
+        """What was begun before the visit."""
         self.wanted: Mapping[str, str] = {}
         """The views of the last training on all of a client's images: a guess at the next ones."""
         self._lent: list[Tensor] = []
-        """What this stream may still have to read; its memory belongs to another one."""
+        """Views that this stream may still have to read; their memory belongs to another one."""
 
     @contextlib.contextmanager
     def visit(self, images: Tensor, ahead: Ahead | None = None) -> Iterator[None]:
@@ -168,14 +161,13 @@ class GraphBench(EagerBench):
         if images is not self._complete:
             self._settle()
 
-    def epoch_views(
-        self, plan: Plan, ahead: Ahead | None = None
-    ) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
+    def epoch_views(self, plan: Plan) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
         """As in the plain loop, but the first views are being made from this call on, and the next
         ones are asked for before these are used, so that they are made while these train."""
         self._await(plan.images)
         epochs, *later = draws(len(plan.images), plan.sgd.epochs)
-        if ahead is not None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.serves(plan, epochs):
             streams, first = ahead.streams, ahead.made
         else:
             streams = {name: plan.rng(f"view/{name}") for name in plan.views}
@@ -217,36 +209,20 @@ class GraphBench(EagerBench):
             self._forward = _ForwardGraph(self, model.eval(), images, self._chunk, self._memory)
         return self._forward(images)
 
-    def forward_aside(self, weights: Weights, images: Tensor) -> Callable[[], Outputs]:
-        if self._aside is None:
-            return super().forward_aside(weights, images)
-        self._await(images)
-        asked = self._aside(weights, images)
-
-        def wait() -> Outputs:
-            outputs = asked.result()
-            self._lent += [tensor for tensor in outputs if tensor is not None]
-            return outputs
-
-        return wait
-
     @functools.cached_property
     def _draws_in_evaluation(self) -> bool:
         """Whether the model's dropout is on in evaluation mode too: such a pass is not captured."""
         return any(getattr(module, "always_on", False) for module in self.model().modules())
 
     def fit(self, plan: Plan) -> Fitted:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and not ahead.serves(plan):
-            ahead = None
-        steps = ahead.steps if ahead else schedule(len(plan.images), plan.sgd, plan.rng("batches"))
+        steps = schedule(len(plan.images), plan.sgd, plan.rng("batches"))
         if not len(steps):
             ema = None if plan.ema is None else plan.ema.start
             return Fitted(tuple(plan.start), ema, 0, 0.0)
         key = program_key(plan)
         if key not in self._programs:
             self._programs[key] = Program(self, plan, self._memory)
-        return self._programs[key].run(plan, steps, ahead)
+        return self._programs[key].run(plan, steps)
 
     def forget(self) -> None:
         """Give up all that was captured, with the memory that it holds."""
@@ -298,26 +274,22 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Ahead:
-    """How a client's training begins, as far as it can be known before its plan is."""
+    """The first views of a client's training, asked for before its plan was known."""
 
     images: Tensor
     rng: Streams
     views: Mapping[str, str]
-    sgd: Sgd
-    steps: Schedule
-    first_rows: Mapping[int, Tensor]
-    """`rows_of` the first stretch of epochs, by size of batch"""
+    epochs: range
     streams: Mapping[str, np.random.Generator]
     """Where the views of later epochs draw from."""
     made: Future[Mapping[str, Tensor]]
-    """The views of the first stretch."""
 
-    def serves(self, plan: Plan) -> bool:
-        """Whether `plan` begins so."""
-        return plan.images is self.images and (plan.rng, plan.views, plan.sgd) == (
+    def serves(self, plan: Plan, epochs: range) -> bool:
+        """Whether these are the views that `plan` begins with."""
+        return plan.images is self.images and (plan.rng, plan.views, epochs) == (
             self.rng,
             self.views,
-            self.sgd,
+            self.epochs,
         )
 
 
@@ -327,36 +299,21 @@ def look_ahead(
     views: Mapping[str, str],
     shards: Mapping[Streams, Tensor],
 ) -> list[Ahead]:
-    """Begin with what the training on each client's images will probably need, if it wants these
-    `views` and the recipe's solver."""
-    firsts = [next(draws(len(images), setup.sgd.epochs)) for images in shards.values()]
+    """Ask for the `views` with which the training on each client's images will probably begin."""
+    epochs = [next(draws(len(images), setup.sgd.epochs)) for images in shards.values()]
     streams = [{name: rng(f"view/{name}") for name in views} for rng in shards]
     made = together.ask_for_all(
         [
-            wishes(setup, views, images, own, first)
-            for images, own, first in zip(shards.values(), streams, firsts, strict=True)
+            wishes(setup, views, images, own, some)
+            for images, own, some in zip(shards.values(), streams, epochs, strict=True)
         ]
     )
-    begun = []
-    for (rng, images), first, own, future in zip(
-        shards.items(), firsts, streams, made, strict=True
-    ):
-        steps = schedule(len(images), setup.sgd, rng("batches"))
-        rows = {
-            size: rows_of(steps, first, size, len(images)).to(images.device)
-            for size in steps.sizes()
-        }
-        begun.append(Ahead(images, rng, views, setup.sgd, steps, rows, own, future))
-    return begun
-
-
-def rows_of(steps: Schedule, stretch: range, size: int, n: int) -> Tensor:
-    """(2, steps · size) which rows of n images the batches of `size` in a stretch of epochs read,
-    one after another: of what is the same in all epochs, and of what was made for each of them."""
-    chosen = steps.steps_in(stretch, size)
-    rows = np.array([steps.rows[i] for i in chosen], dtype=np.int64).reshape(-1, size)
-    epochs = np.array([steps.epoch_of[i] - stretch.start for i in chosen], dtype=np.int64)
-    return torch.from_numpy(np.stack([rows, rows + n * epochs[:, None]])).flatten(1)
+    return [
+        Ahead(images, rng, views, some, own, future)
+        for (rng, images), some, own, future in zip(
+            shards.items(), epochs, streams, made, strict=True
+        )
+    ]
 
 
 def wishes(
@@ -547,7 +504,7 @@ class Program:
         self._generator = torch.Generator(bench.device)
         self._update = compiled_update() if bench.compiles else update
 
-    def run(self, plan: Plan, schedule: Schedule, ahead: Ahead | None) -> Fitted:
+    def run(self, plan: Plan, schedule: Schedule) -> Fitted:
         bench = self._bench
         stretches = list(draws(len(plan.images), plan.sgd.epochs))
         longest = max(
@@ -557,14 +514,13 @@ class Program:
         )
         observed = None
         in_use = []
-        being_made = bench.epoch_views(plan, ahead)
+        being_made = bench.epoch_views(plan)
         self._load(plan)
         for stretch, (_, views) in zip(stretches, being_made, strict=True):
             if stretch.start == 0:
                 for size in schedule.sizes():
                     self._ensure(plan, size, longest, views)
-            known = ahead.first_rows if ahead and stretch.start == 0 else {}
-            self._fill(plan, schedule, stretch, views, known)
+            self._fill(plan, schedule, stretch, views)
             in_use.append(views)  # until the GPU has read them
             if stretch.stop == plan.sgd.epochs:
                 bench.when_ready()
@@ -616,25 +572,19 @@ class Program:
         seed_dropout([replica.model for replica in self._replicas], self._generator)
 
     def _fill(
-        self,
-        plan: Plan,
-        schedule: Schedule,
-        stretch: range,
-        views: Mapping[str, Tensor],
-        known: Mapping[int, Tensor],
+        self, plan: Plan, schedule: Schedule, stretch: range, views: Mapping[str, Tensor]
     ) -> None:
-        """Gather the batches of a stretch of epochs into the static buffers; `known` are the rows
-        of some."""
+        """Gather the batches of a stretch of epochs into the static buffers."""
         n, device = len(plan.images), self._bench.device
         for size, step in self._steps.items():
             step.counter.zero_()
             chosen = schedule.steps_in(stretch, size)
             if not len(chosen):
                 continue
-            rows = known.get(size)
-            if rows is None:
-                host = rows_of(schedule, stretch, size, n).pin_memory()
-                rows = host.to(device, non_blocking=True)
+            rows = np.stack([schedule.rows[i] for i in chosen])
+            epochs = np.array([schedule.epoch_of[i] - stretch.start for i in chosen])
+            index = torch.from_numpy(np.stack([rows, rows + n * epochs[:, None]]))
+            index = index.pin_memory().to(device, non_blocking=True).flatten(1)
             for name, buffer in step.values.items():
                 if name in plan.per_step:
                     drawn = plan.per_step[name][chosen]
@@ -643,7 +593,7 @@ class Program:
                     continue
                 source = views[name] if name in views else plan.columns[name]
                 into = buffer[: len(chosen)].flatten(0, 1)
-                torch.index_select(source, 0, rows[int(len(source) > n)], out=into)
+                torch.index_select(source, 0, index[int(len(source) > n)], out=into)
             if step.weight is not None:
                 padding = torch.tensor([schedule.padding[i] for i in chosen], device=device)
                 position = torch.arange(size, device=device)
@@ -739,16 +689,18 @@ class Program:
     def _descend(self, plan: Plan, replica: Replica, gradients: list[Tensor]) -> None:
         """Apply one step's gradients to a replica, and follow it with the moving average."""
         average = self._average if replica is self._replicas[0] else None
+        parts = [gradients[: replica.low_count], gradients[replica.low_count :]]
         decay = 0.0 if plan.ema is None else plan.ema.decay
-        left = iter(gradients)
-        for group in replica.groups:
+        for group, part, is_low in zip(replica.groups, parts, (True, False), strict=True):
+            if not part:
+                continue
             self._update(
-                replica.flat[group.place],
-                replica.momentum[group.place],
-                joined([flatten(g) for g in itertools.islice(left, group.count)]),
-                None if self._scale is None else self._scale[group.place],
-                replica.shadow[group.place] if group.is_low else None,
-                None if average is None else average.flat[group.place],
+                replica.flat[group],
+                replica.momentum[group],
+                joined([flatten(g) for g in part]),
+                None if self._scale is None else self._scale[group],
+                replica.shadow if is_low else None,
+                None if average is None else average.flat[group],
                 plan.sgd.lr,
                 plan.sgd.momentum,
                 plan.sgd.weight_decay,

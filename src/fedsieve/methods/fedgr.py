@@ -490,17 +490,14 @@ def train(
     raw = _raw(bench, shard.images)
     mean, count = client.mean_loss, client.observations
     if cfg.sieve_at == "server":
-        seen_by_global = bench.forward_aside(
-            down.weights, raw
-        )  # nothing before the upload needs it
+        logits = bench.forward(down.weights, raw).logits
+        mean = running_mean(mean, count, cross_entropy(logits, shard.labels))
+        count += 1
 
     lesson = prepare(cfg, client, down, shard, bench, rng)
     observe_after = _local_observation(cfg, bench.sgd.epochs)
     fitted = bench.fit(_plan(cfg, down, shard, bench, rng, lesson, observe_after))
 
-    if cfg.sieve_at == "server":
-        mean = running_mean(mean, count, cross_entropy(seen_by_global().logits, shard.labels))
-        count += 1
     if observe_after is not None:
         # Without a step nothing was observed, and the local model is still the global one.
         local = fitted.observed or bench.forward(fitted.weights[0], raw)

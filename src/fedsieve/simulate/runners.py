@@ -18,7 +18,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
@@ -60,7 +60,7 @@ from fedsieve.simulate.world import (
     run_client,
     run_site,
 )
-from fedsieve.types import ClientId, Metrics, Outputs, Shard, Streams, Weights
+from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 
 PRELOAD = [__name__]
 """What every worker needs."""
@@ -240,7 +240,6 @@ class Slots:
         self._slot = threading.local()
         self._threads = [thread_in(place, f"slot {i}") for i, place in enumerate(places.slots)]
         self._examiner = thread_in(places.examiner, "examiner")
-        self._aside = self._look_aside if places.examiner is not places.views else None
         entering = [
             thread.submit(self._enter_slot, place)
             for thread, place in zip(
@@ -261,7 +260,7 @@ class Slots:
             self._slot.bench.load_kernels(images)
 
     def _enter_slot(self, place: Slice) -> None:
-        self._slot.bench = self._new_bench(views=self._views, place=place, aside=self._aside)
+        self._slot.bench = self._new_bench(views=self._views, place=place)
 
     def _leave_slot(self) -> None:
         bench: GraphBench | None = self._slot.__dict__.pop("bench", None)
@@ -360,7 +359,6 @@ class Slots:
         torch.cuda.current_stream().synchronize()
         images = {key: shard.images for key, shard in shards.items()}
         begun = look_ahead(self._setup, self._views, self._wanted, images)
-        torch.cuda.current_stream().synchronize()
         self._ahead.update(zip(shards, zip(shards.values(), begun, strict=True), strict=True))
 
     def replay(self, steps: int) -> None:
@@ -377,16 +375,6 @@ class Slots:
     def examine(self, weights: Weights) -> Callable[[], int]:
         torch.cuda.current_stream().synchronize()
         return self._examiner.submit(self._count_correct, weights).result
-
-    def _look_aside(self, weights: Weights, images: Tensor) -> Future[Outputs]:
-        return self._examiner.submit(self._forward, weights, images)
-
-    def _forward(self, weights: Weights, images: Tensor) -> Outputs:
-        bench: GraphBench = self._slot.bench
-        with torch.cuda.stream(bench.stream):
-            outputs = bench.forward(weights, images)
-        bench.stream.synchronize()
-        return outputs
 
     def _count_correct(self, weights: Weights) -> int:
         bench: GraphBench = self._slot.bench
@@ -414,8 +402,7 @@ class Places:
     slots: Sequence[Slice]
     """Largest client first."""
     examiner: Slice
-    """Where the global model is tested while the next round trains, and whatever else can wait
-    until a client is trained."""
+    """Where the global model is tested while the next round trains."""
     views: Slice
 
     @staticmethod
@@ -433,8 +420,8 @@ on. Beyond it, all slots share the GPU."""
 
 
 EXAMINED = 4
-"""A spare slice may examine so many images, of all clients and the test set, for each one that a
-slot trains: a forward pass is a third of a step, and it should be done before the slots are."""
+"""A spare slice may test so many images for each one that a slot trains on: a forward pass is a
+third of a step, and the test should be done before the slots are."""
 
 
 def slot_places(slicing: Slicing, world: World, slots: int, epochs: int) -> Places:
@@ -445,10 +432,10 @@ def slot_places(slicing: Slicing, world: World, slots: int, epochs: int) -> Plac
         count = slots if uneven <= EVEN else math.ceil(slots / 2)
         total = everything.multiprocessors
         # What does not divide evenly may be enough for a slice that costs the others nothing.
-        of_slot = np.mean([len(indices) for indices in world.clients])
+        trained = epochs * sum(map(len, world.clients)) / len(world.clients)
         spare = (
             size_of_slices(total, count + 1) == size_of_slices(total, count)
-            and len(world.test_labels) + slots * of_slot <= EXAMINED * epochs * of_slot
+            and len(world.test_labels) <= EXAMINED * trained
         )
         try:
             slices = carve(world.device, count + spare)
