@@ -11,7 +11,7 @@ import torch
 from graph_stage import a_setup, needs_gpu
 
 from fedsieve.local.bench import EagerBench
-from fedsieve.local.graph import look_ahead, wishes
+from fedsieve.local.graph import Ahead, look_ahead, wishes
 from fedsieve.local.plan import Plan, Sgd, draws
 from fedsieve.local.together import ViewsTogether
 from fedsieve.methods.fedavg import local_loss
@@ -81,7 +81,17 @@ def test_a_run_that_looks_ahead_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny_recipe(rounds=6, engine={"device": "cuda"}, precision="fp32")
+    guesses: list[bool] = []
+    serves = Ahead.serves
+
+    def noted(ahead: Ahead, plan: Plan, epochs: range) -> bool:
+        guesses.append(serves(ahead, plan, epochs))
+        return guesses[-1]
+
+    monkeypatch.setattr(Ahead, "serves", noted)
     run(recipe, tmp_path / "ahead")
+    assert guesses
+    assert all(guesses)
     monkeypatch.setattr(Slots, "look_ahead", lambda *_: None)
     run(recipe, tmp_path / "not")
     ahead, without = (tmp_path / name / MODEL for name in ("ahead", "not"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,7 @@ from fedsieve.simulate.runners import (
     unevenness,
 )
 from fedsieve.simulate.world import Job, Result, World
+from fedsieve.types import Weights
 from helpers import tiny_recipe
 
 CPU = torch.device("cpu")
@@ -123,6 +126,39 @@ def test_after_a_failure_no_other_client_begins(monkeypatch: pytest.MonkeyPatch)
     assert len(slots.begun) < 20  # three at once, and few in the moment until it was noticed
 
 
+def test_a_failure_meanwhile_is_told_after_the_round_and_not_blamed_on_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots = Scripted(monkeypatch, [1] * 9, fails=None)
+    slots.sliced = True
+
+    def fail() -> None:
+        raise RuntimeError(CANNOT_LAUNCH)
+
+    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_EXECUTION_FAILED"):
+        slots.train(0, [Job(k, None, None) for k in range(9)], fail)
+    assert len(slots.begun) == 9
+    assert slots.sliced
+
+
+@pytest.mark.parametrize(("failure", "expected"), [(None, 7), ("CUDA error: out of memory", None)])
+def test_what_cannot_be_tested_in_a_slice_is_tested_on_the_whole_gpu(
+    monkeypatch: pytest.MonkeyPatch, failure: str | None, expected: int | None
+) -> None:
+    slots = Refusing("auto", failure or CANNOT_LAUNCH)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Done())
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(runners, "count_correct", lambda *_: 7)
+    slots.bench = SimpleNamespace(stream=None)  # type: ignore[assignment]
+    with ThreadPoolExecutor(1) as slots._examiner:
+        correct = slots.examine({})
+        if expected is None:
+            with pytest.raises(RuntimeError, match=failure):
+                correct()
+        else:
+            assert correct() == expected
+
+
 def test_something_else_is_done_once_while_clients_train(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = Scripted(monkeypatch, [1] * 9, fails=None)
     seen: list[int] = []
@@ -140,13 +176,15 @@ class Refusing(Slots):
         self.sliced, self._failure = True, failure
 
     def _train(
-        self, round: int, jobs: Sequence[Job], meanwhile: Iterator[Callable[[], None]]
+        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None]
     ) -> list[Result]:
-        for action in meanwhile:
-            action()
+        meanwhile()
         if self.sliced:
             raise RuntimeError(self._failure)
         return []
+
+    def _count_correct(self, weights: Weights) -> int:
+        raise RuntimeError(self._failure)
 
     def _open(self, places: Places) -> None:
         assert len(places.slots) == 1

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except FedsieveError as error:
-        return _complain(str(error))
+        return _complain(" ".join([str(error), *getattr(error, "__notes__", ())]))
     except BrokenPipeError:
         # The reader of a pipe has left; nothing may be written when Python flushes at exit.
         with contextlib.suppress(OSError, ValueError):

@@ -116,7 +116,7 @@ class GraphBench(EagerBench):
         self._launches = itertools.cycle(
             [torch.cuda.Event(blocking=True) for _ in range(_LAUNCHES_AHEAD)]  # type: ignore[no-untyped-call]
         )
-        self.when_ready: Callable[[], None] = _nothing
+        self.when_ready: Callable[[], None] = nothing
         """Called when all views are made and only replays follow."""
         self._forward: _ForwardGraph | None = None
         self._forward_weights: Weights | None = None
@@ -174,8 +174,9 @@ class GraphBench(EagerBench):
             first = self._ask(plan, epochs, streams)
         self.wanted = plan.views if plan.images is self._complete else {}
 
-        def made() -> Iterator[tuple[range, Mapping[str, Tensor]]]:
-            current, asked = epochs, first
+        def made(
+            current: range, asked: Future[Mapping[str, Tensor]]
+        ) -> Iterator[tuple[range, Mapping[str, Tensor]]]:
             for following in later:
                 views = asked.result()
                 asked = self._ask(plan, following, streams)
@@ -183,7 +184,7 @@ class GraphBench(EagerBench):
                 current = following
             yield current, asked.result()
 
-        return made()
+        return made(epochs, first)
 
     def _ask(
         self, plan: Plan, epochs: range, streams: Mapping[str, np.random.Generator]
@@ -268,7 +269,7 @@ class GraphBench(EagerBench):
         return self._replicas[index]
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass
 
 
@@ -618,11 +619,11 @@ class Program:
         several = torch.cuda.CUDAGraph() if full else None
         step = self._steps[size] = _Step(values, weight, counter, torch.cuda.CUDAGraph(), several)
         with _CAPTURE:
-            allow_variants()
             # Clients differ in their last batch, and there are many of its sizes. It is one step of
             # an epoch: not worth compiling code for it, nor trying which kernels are the fastest.
             loss: Callable[..., Tensor] = functools.partial(batch_loss, plan.loss)
             if full and self._bench.compiles:
+                allow_variants()
                 loss = compiled_loss(plan.loss)
             with contextlib.nullcontext() if full else _known_kernels():
                 self._capture(plan, step, loss)
@@ -721,13 +722,14 @@ class _ForwardGraph:
         )
         self._graph = torch.cuda.CUDAGraph()
         net = FrozenNet(model, bench.precision, bench.device)
-        allow_variants()
         outputs_of = compiled_outputs() if bench.compiles else outputs
 
         def look() -> Outputs:
             return outputs_of(net, self._input, bench.scale, bench.shift)
 
         with _CAPTURE:
+            if bench.compiles:
+                allow_variants()
             for _ in range(_WARMUP_STEPS):
                 look()
             torch.cuda.current_stream().synchronize()

@@ -72,7 +72,9 @@ class Select(Protocol):
         server: Any,
         round: int,
         rng: Streams,
-    ) -> tuple[ClientId, ...]: ...
+    ) -> tuple[ClientId, ...]:
+        """Who takes part. An engine may also ask about the next round while this one trains, with
+        the server as it is then, in order to begin early with what is probably needed."""
 
 
 class Send(Protocol):

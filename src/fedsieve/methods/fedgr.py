@@ -27,11 +27,12 @@ Deviations, and what the paper leaves open. Phases follow Eqs. 5–8 (warm-up is
 not Algorithm 2's t ≤ α. |D^r| is divided by n_k. The mixture's settings and the threshold of 0.5
 are those of the authors' programs. The other differences between paper and programs are switches
 with presets (`PRESETS`); the default takes one from the programs, the weighing of a batch's labels
-by its mean q, without which the sieve drifts in long runs. The model's head should be linear, as
-the paper says: that of the programs blinds the sieve. A client without q (first met after the
-warm-up, or a new sample) counts as clean with r_k = 0; one without a moving average starts it at
-the global model. If the number of clients is not a multiple of those per round, the rounds of a
-warm-up pass differ in size by at most one.
+by its mean q, without which the sieve drifts in long runs. Where clients differ in their classes,
+all switches of the newest program do better. The model's head should be linear, as the paper says:
+that of the programs blinds the sieve. A client without q (first met after the warm-up, or a new
+sample) counts as clean with r_k = 0; one without a moving average starts it at the global model. If
+the number of clients is not a multiple of those per round, the rounds of a warm-up pass differ in
+size by at most one.
 """
 
 from __future__ import annotations
@@ -123,9 +124,10 @@ PRESETS: Mapping[Preset, Switches] = MappingProxyType(
         ),
     }
 )
-"""What reaches a published number with a linear head; the equations as printed; the newest public
-program; the oldest one, which the public run scripts call (it sets `extra_local_obs` on partitions
-that are not IID: set it yourself there)."""
+"""What reaches a published number on IID data with a linear head; the equations as printed; the
+newest public program, which does so where clients differ in their classes; the oldest one, which
+the public run scripts call (it sets `extra_local_obs` on partitions that are not IID: set it
+yourself there)."""
 
 
 @dataclass(frozen=True, kw_only=True)

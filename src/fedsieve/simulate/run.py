@@ -21,7 +21,7 @@ from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, SOURCES, Dataset, load
 from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
 from fedsieve.local.bench import Setup
-from fedsieve.local.graph import import_compiler
+from fedsieve.local.graph import import_compiler, nothing
 from fedsieve.methods import method
 from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
@@ -38,7 +38,6 @@ from fedsieve.simulate.runners import (
     Workers,
     compiles_steps,
     fits_graphs,
-    nothing,
     one_thread,
 )
 from fedsieve.simulate.saving import Saver
@@ -301,7 +300,7 @@ class Simulation:
 
         def aside() -> None:
             if round + 1 < self.recipe.rounds:
-                self.runner.look_ahead(round + 1, self._selected(round + 1))
+                self.runner.look_ahead(round + 1, lambda: self._selected(round + 1))
             meanwhile()
 
         results = self.runner.train(round, jobs, aside)
@@ -331,7 +330,7 @@ class Simulation:
     def finish_round(self, *, aside: bool = False) -> dict[str, Any]:
         """Evaluate and diagnose the round that was trained last; the result is its line in the
         metrics. What is done `aside`, while the next round trains, takes no time of its own."""
-        done, self.unfinished = self.unfinished, None
+        done = self.unfinished
         assert done is not None
         clock = Clock() if aside else done.clock
         usable = [result for result in done.results if result.client not in done.refused]
@@ -365,11 +364,12 @@ class Simulation:
             "client": client_means([result.metrics for result in usable]),
             "server": done.server_metrics,
             "diagnostics": diagnostics,
-            "seconds": done.clock.laps,
+            "seconds": {"diagnose": 0.0, **done.clock.laps},
         }
         self.directory.append(METRICS, line)
         if self.recipe.engine.client_lines:
             self._write_client_lines(done, at_clients)
+        self.unfinished = None
         return line
 
     @functools.cached_property

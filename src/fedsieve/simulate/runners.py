@@ -39,7 +39,7 @@ from fedsieve.local.bench import (
     Setup,
     draws_from_torch,
 )
-from fedsieve.local.graph import Ahead, GraphBench, look_ahead
+from fedsieve.local.graph import Ahead, GraphBench, look_ahead, nothing
 from fedsieve.local.slices import (
     Slice,
     SlicingError,
@@ -66,10 +66,6 @@ PRELOAD = [__name__]
 """What every worker needs."""
 
 
-def nothing() -> None:
-    pass
-
-
 class Runner(Protocol):
     """Trains the clients of a round and evaluates the global model."""
 
@@ -81,12 +77,12 @@ class Runner(Protocol):
     ) -> list[Result]:
         """Run every job, and do `meanwhile` once; results in the order of the jobs."""
 
-    def look_ahead(self, round: int, clients: Sequence[ClientId]) -> None:
+    def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         """Begin what can be begun of a round in which these clients will probably take part."""
 
     def examine(self, weights: Weights) -> Callable[[], int]:
         """Begin to test the model; the result waits until it is known how many test images it
-        classifies rightly. Until then `bench` is in use."""
+        classifies rightly."""
 
     @property
     def bench(self) -> Bench:
@@ -114,7 +110,7 @@ class InProcess:
         with one_thread():
             return [run_client(self._recipe, self.world, self.bench, round, job) for job in jobs]
 
-    def look_ahead(self, round: int, clients: Sequence[ClientId]) -> None:
+    def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         pass
 
     def examine(self, weights: Weights) -> Callable[[], int]:
@@ -183,7 +179,7 @@ class Workers:
                 )
             ]
 
-    def look_ahead(self, round: int, clients: Sequence[ClientId]) -> None:
+    def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         pass
 
     def examine(self, weights: Weights) -> Callable[[], int]:
@@ -214,6 +210,25 @@ class Workers:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         self._folder.cleanup()
+
+
+class _Once:
+    """An action that is done at most once, and whose failure is told when there is time for it."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._left = [action]
+        self._failure: Exception | None = None
+
+    def __call__(self) -> None:
+        while self._left:
+            try:
+                self._left.pop()()
+            except Exception as failure:
+                self._failure = failure
+
+    def complain(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
 
 class Slots:
@@ -274,9 +289,15 @@ class Slots:
     def train(
         self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
     ) -> list[Result]:
-        left_to_do = iter([meanwhile])  # once, even if the round is repeated
+        once = _Once(meanwhile)
+        results = self._train_somehow(round, jobs, once)
+        once.complain()
+        return results
+
+    def _train_somehow(self, round: int, jobs: Sequence[Job], once: _Once) -> list[Result]:
+        """In slices, or without where that turns out to be impossible."""
         try:
-            return self._train(round, jobs, left_to_do)
+            return self._train(round, jobs, once)
         except RuntimeError as error:
             if not (self.sliced and refuses_slices(error)):
                 raise
@@ -292,10 +313,10 @@ class Slots:
             )
         self.close()
         self._open(Places.shared(whole(self._world.device), self._count))
-        return self._train(round, jobs, left_to_do)
+        return self._train(round, jobs, once)
 
     def _train(
-        self, round: int, jobs: Sequence[Job], meanwhile: Iterator[Callable[[], None]]
+        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None]
     ) -> list[Result]:
         # The largest clients first, so that no slot is left alone with one at the end; slot i gets
         # the i-th largest, and whoever is done the next one.
@@ -314,8 +335,7 @@ class Slots:
             try:
                 for _, ready in begun:  # those that prepare need the interpreter more
                     ready.wait()
-                for action in meanwhile:
-                    action()
+                meanwhile()
                 wait_for(running, return_when=FIRST_EXCEPTION)
             finally:
                 for _ in waiting:  # if one failed, or somebody is in a hurry, no other begins
@@ -349,12 +369,12 @@ class Slots:
             self._wanted = bench.wanted
             return result
 
-    def look_ahead(self, round: int, clients: Sequence[ClientId]) -> None:
-        sizes = {k: len(self._world.clients[k]) for k in clients}
-        first = sorted((k for k in clients if sizes[k]), key=lambda k: -sizes[k])[: self._count]
+    def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         self._ahead.clear()
-        if not self._wanted or not first:
+        if not self._wanted:
             return
+        sizes = {k: len(self._world.clients[k]) for k in probably()}
+        first = sorted((k for k in sizes if sizes[k]), key=lambda k: -sizes[k])[: self._count]
         shards = {Streams(self._recipe.seed, round, k): self._world.shard(k) for k in first}
         torch.cuda.current_stream().synchronize()
         images = {key: shard.images for key, shard in shards.items()}
@@ -374,7 +394,19 @@ class Slots:
 
     def examine(self, weights: Weights) -> Callable[[], int]:
         torch.cuda.current_stream().synchronize()
-        return self._examiner.submit(self._count_correct, weights).result
+        counting = self._examiner.submit(self._count_correct, weights)
+
+        def wait() -> int:
+            try:
+                return counting.result()
+            except RuntimeError as error:
+                if not (self.sliced and refuses_slices(error)):
+                    raise
+            world = self._world  # with the whole GPU, in this thread
+            with torch.cuda.stream(self.bench.stream):
+                return count_correct(self.bench, weights, world.test_images, world.test_labels)
+
+        return wait
 
     def _count_correct(self, weights: Weights) -> int:
         bench: GraphBench = self._slot.bench
@@ -386,6 +418,7 @@ class Slots:
         # Captured steps are given up by the threads that made them.
         leaving = [thread.submit(self._leave_slot) for thread in [*self._threads, self._examiner]]
         wait_for(leaving)
+        wait_for(ahead.made for _, ahead in self._ahead.values())
         self._ahead.clear()
         self._views.close()
         self.bench.forget()
@@ -440,7 +473,7 @@ def slot_places(slicing: Slicing, world: World, slots: int, epochs: int) -> Plac
         try:
             slices = carve(world.device, count + spare)
             shared = slices[:count][::-1][: slots - count]
-            examiner = slices[-1] if spare else everything
+            examiner = slices[count] if spare else everything
             return Places([*slices[:count], *shared], examiner, everything)
         except SlicingError as reason:
             check(

@@ -44,6 +44,8 @@ class Saver:
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
         """Nobody else may have the folder before the checkpoint under way is done with it."""
+        if isinstance(error, KeyboardInterrupt):
+            self._in_a_hurry.set()
         try:
             self.wait()
         except Exception as failure:

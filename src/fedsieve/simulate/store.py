@@ -76,12 +76,14 @@ class ClientStore:
         self._sizes: dict[ClientId, int] = {}
         self._unsaved: dict[ClientId, int] = {}
         """Client → round of a state that is in memory only."""
-        self._being_saved: dict[ClientId, tuple[int, Any]] = {}
-        """Client → round and state that are in a snapshot only, unless there is a newer one."""
-        self._bytes_being_saved = 0
+        self._being_saved: dict[ClientId, int] = {}
+        """Client → round of a state that is in memory and in a snapshot, but not on disk yet."""
+        self._bytes_replaced = 0
+        """Of states that only the snapshot holds, because newer ones have come."""
         self._on_disk: dict[ClientId, int] = dict(committed)
         """Client → round of the newest state on disk."""
         self.bytes_in_memory = 0
+        """Of the states that are here, and of those that a snapshot still holds."""
         self._discard_uncommitted()
 
     def get(self, client: ClientId) -> Any | None:
@@ -89,12 +91,9 @@ class ClientStore:
         if client in self._memory:
             self._memory.move_to_end(client)
             return self._memory[client]
-        if client in self._being_saved:
-            _, state = self._being_saved[client]
-        elif client in self._on_disk:
-            state = self._read(client)
-        else:
+        if client not in self._on_disk:
             return None
+        state = self._read(client)
         self._remember(client, state)
         return state
 
@@ -114,24 +113,24 @@ class ClientStore:
         if self._stateless:
             return
         self._unsaved[client] = round
-        self._being_saved.pop(client, None)
+        if self._being_saved.pop(client, None) is not None:
+            self._bytes_replaced += self._sizes.pop(client)  # which the snapshot goes on holding
         self._remember(client, state)
 
     def snapshot(self) -> Snapshot:
         """What a checkpoint of this moment consists of; `saved` says that all of it is on disk."""
-        for client, round in sorted(self._unsaved.items()):
-            self._being_saved[client] = (round, self._memory[client])
+        self._being_saved |= self._unsaved
         self._unsaved.clear()
-        unsaved = {client: state for client, (_, state) in self._being_saved.items()}
-        self._bytes_being_saved = sum(map(payload_bytes, unsaved.values()))
-        rounds = {client: round for client, (round, _) in self._being_saved.items()}
-        return Snapshot(self._folder, self._on_disk | rounds, unsaved)
+        unsaved = {client: self._memory[client] for client in self._being_saved}
+        return Snapshot(self._folder, self._on_disk | self._being_saved, unsaved)
 
     def saved(self) -> None:
         """Take note that the last snapshot is on disk."""
-        self._on_disk |= {client: round for client, (round, _) in self._being_saved.items()}
+        self._on_disk |= self._being_saved
         self._being_saved.clear()
-        self._bytes_being_saved = 0
+        self.bytes_in_memory -= self._bytes_replaced
+        self._bytes_replaced = 0
+        self._make_room()
 
     def _discard_uncommitted(self) -> None:
         committed = {self._path(client, round) for client, round in self._on_disk.items()}
@@ -148,14 +147,22 @@ class ClientStore:
         self.bytes_in_memory -= self._sizes.get(client, 0)
         self._sizes[client] = payload_bytes(state)
         self.bytes_in_memory += self._sizes[client]
-        # A snapshot keeps its states in memory, although newer ones come beside them.
-        room = self._budget - self._bytes_being_saved
-        while self.bytes_in_memory > room and len(self._memory) > 1:
-            oldest = next(iter(self._memory))
-            if oldest in self._unsaved:
-                self._write(oldest)
-            del self._memory[oldest]
-            self.bytes_in_memory -= self._sizes.pop(oldest)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget the states that were not used for the longest time, down to the budget; but not
+        the one that was used last, nor what a snapshot holds as well, which would free nothing."""
+        if self.bytes_in_memory <= self._budget:
+            return
+        for client in list(self._memory)[:-1]:
+            if client in self._being_saved:
+                continue
+            if client in self._unsaved:
+                self._write(client)
+            del self._memory[client]
+            self.bytes_in_memory -= self._sizes.pop(client)
+            if self.bytes_in_memory <= self._budget:
+                break
 
     def _write(self, client: ClientId) -> None:
         round = self._unsaved.pop(client)
