@@ -43,7 +43,7 @@ from fedsieve.flower.settings import Settings
 from fedsieve.methods import METHODS, fedavg
 from fedsieve.serial import decode
 from fedsieve.simulate import run as run_module
-from fedsieve.simulate.directory import Model, read_lines
+from fedsieve.simulate.directory import Checkpoint, Model, read_lines
 from fedsieve.simulate.run import run
 from helpers import Cut, few_digits, final_bytes, register_remembering, timeless_lines
 
@@ -438,10 +438,10 @@ def test_a_cut_between_the_merge_and_the_commit_repeats_the_round(
     recipe = small_recipe("remembering")
     commit = server.RunDirectory.commit
 
-    def cut(self: Any, rounds_done: int, clients: Any) -> None:
-        if rounds_done == 2:
+    def cut(self: Any, checkpoint: Checkpoint) -> None:
+        if checkpoint.rounds_done == 2:
             raise Cut
-        commit(self, rounds_done, clients)
+        commit(self, checkpoint)
 
     with monkeypatch.context() as patch:
         patch.setattr(server.RunDirectory, "commit", cut)

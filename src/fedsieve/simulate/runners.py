@@ -94,14 +94,14 @@ class Runner(Protocol):
 class InProcess:
     """One client after another in this process, on a CPU or (eagerly) on a GPU."""
 
+    idle_while_training = False
+
     def __init__(self, recipe: Recipe, world: World, setup: Setup) -> None:
         self._recipe = recipe
         self.world = world
         if world.device.type == "cuda":
             set_gpu_arithmetic(recipe.precision)
         self.bench = EagerBench(setup, world.device)
-
-    idle_while_training = False
 
     def train(
         self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
@@ -131,6 +131,8 @@ _SHARED = ".workers-"
 class Workers:
     """Clients spread over worker processes of one thread each."""
 
+    idle_while_training = True
+
     def __init__(
         self, recipe: Recipe, world: World, setup: Setup, count: int, folder: Path | None = None
     ) -> None:
@@ -153,8 +155,6 @@ class Workers:
             initializer=_start_worker,
             initargs=(recipe, shared, setup),
         )
-
-    idle_while_training = True
 
     def train(
         self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
