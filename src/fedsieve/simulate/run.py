@@ -364,7 +364,7 @@ class Simulation:
             "client": client_means([result.metrics for result in usable]),
             "server": done.server_metrics,
             "diagnostics": diagnostics,
-            "seconds": {"diagnose": 0.0, **done.clock.laps},
+            "seconds": {**done.clock.laps, "diagnose": done.clock.laps.get("diagnose", 0.0)},
         }
         self.directory.append(METRICS, line)
         if self.recipe.engine.client_lines:
