@@ -281,6 +281,7 @@ class Ahead:
     rng: Streams
     views: Mapping[str, str]
     epochs: range
+    """The first stretch of epochs, for which the views are made."""
     streams: Mapping[str, np.random.Generator]
     """Where the views of later epochs draw from."""
     made: Future[Mapping[str, Tensor]]
@@ -301,18 +302,18 @@ def look_ahead(
     shards: Mapping[Streams, Tensor],
 ) -> list[Ahead]:
     """Ask for the `views` with which the training on each client's images will probably begin."""
-    epochs = [next(draws(len(images), setup.sgd.epochs)) for images in shards.values()]
+    firsts = [next(draws(len(images), setup.sgd.epochs)) for images in shards.values()]
     streams = [{name: rng(f"view/{name}") for name in views} for rng in shards]
     made = together.ask_for_all(
         [
-            wishes(setup, views, images, own, some)
-            for images, own, some in zip(shards.values(), streams, epochs, strict=True)
+            wishes(setup, views, images, own, first)
+            for images, own, first in zip(shards.values(), streams, firsts, strict=True)
         ]
     )
     return [
-        Ahead(images, rng, views, some, own, future)
-        for (rng, images), some, own, future in zip(
-            shards.items(), epochs, streams, made, strict=True
+        Ahead(images, rng, views, first, own, future)
+        for (rng, images), first, own, future in zip(
+            shards.items(), firsts, streams, made, strict=True
         )
     ]
 
