@@ -1,6 +1,6 @@
-"""How a FedGR run went: accuracy and the sieve, round by round, as a table and a picture.
+"""How a run went: accuracy and the sieve, round by round, as a table and a picture.
 
-python results/fedgr/course.py RUN NAME     writes NAME.csv and NAME.png
+python results/fedgr/course.py RUN NAME     writes NAME.csv and, for a method that sieves, NAME.png
 """
 
 from __future__ import annotations
@@ -64,11 +64,13 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
 
 def main(run: str, name: str) -> None:
     rows = [row_of(line) for line in RunDirectory(Path(run)).lines()]
+    known = [column for column in rows[0] if any(row[column] != "" for row in rows)]
     with Path(f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, known, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    draw(rows, Path(f"{name}.png"))
+    if "sieve_auroc" in known:
+        draw(rows, Path(f"{name}.png"))
 
 
 if __name__ == "__main__":
