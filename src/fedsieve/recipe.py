@@ -81,6 +81,9 @@ class EngineConfig:
     stop_after_rounds: int | None = None
     """Checkpoint and stop a run when it has done so many rounds in all: where other runs are to
     fork off (`fedsieve run … --fork`)."""
+    keep_states: bool = False
+    """Leave the last states of server and clients in the folder of a finished run, for programs of
+    your own. fedsieve has no use for them any more, and there may be gigabytes of them."""
     client_memory_mb: int = 0
     """Client states kept in memory (on the GPU, where one is used) before they spill to disk; 0 is
     2 GiB, or half of the GPU's free memory."""

@@ -49,9 +49,13 @@ def _small_and_tight() -> Iterator[None]:
         yield
 
 
-def recipe_of(rounds: int, checkpoint_rounds: int) -> Recipe:
-    recipe = replace(tiny_recipe("remembering"), rounds=rounds)
-    return with_engine(recipe, checkpoint_rounds=checkpoint_rounds, client_lines=True)
+def recipe_of(rounds: int, checkpoint_rounds: int, *, keep_states: bool = True) -> Recipe:
+    return with_engine(
+        replace(tiny_recipe("remembering"), rounds=rounds),
+        checkpoint_rounds=checkpoint_rounds,
+        client_lines=True,
+        keep_states=keep_states,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +72,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     return of
 
 
-def assert_ends_alike(whole: Path, cut: Path) -> None:
+def assert_ends_alike(whole: Path, cut: Path, *, keep_states: bool = True) -> None:
     assert_same_run(whole, cut)
     assert timeless_lines(whole, "clients.jsonl") == timeless_lines(cut, "clients.jsonl")
     assert list(cut.rglob("*.draft")) == []
-    states = sorted(p.name.split("-")[0] for p in (cut / "checkpoint/clients").iterdir())
-    assert len(states) == len(set(states)), "one state for each client is left"
+    if keep_states:
+        last = RunDirectory(cut).last_checkpoint()
+        assert last is not None
+        states = {path.stem for path in (cut / "checkpoint/clients").iterdir()}
+        assert states == {f"{client}-{round}" for client, round in last.clients.items()}
 
 
 @pytest.mark.parametrize("checkpoint_rounds", [1, 3, 50])
@@ -121,17 +128,23 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int
     monkeypatch.setattr(owner, name, counting)
 
 
+@pytest.mark.parametrize("keep_states", [True, False])
 @pytest.mark.parametrize(
     ("owner", "name", "step"),
     [(Path, "replace", 1), (os, "fsync", 3), (Path, "unlink", 1)],
     ids=["replace", "fsync", "unlink"],
 )
 def test_cut_at_every_moment_of_writing(
-    tmp_path: Path, whole: Callable[[int], Path], owner: Any, name: str, step: int
+    tmp_path: Path,
+    whole: Callable[[int], Path],
+    owner: Any,
+    name: str,
+    step: int,
+    keep_states: bool,
 ) -> None:
-    """Two checkpoints, each of some client states, a server, a log and a commit. A cut before the
-    n-th file is safe is the same but for its draft, so every third of those is enough."""
-    recipe = recipe_of(3, 2)
+    """One or two checkpoints, each of some client states, a server, a log and a commit. A cut just
+    before the n-th file is safe is the same but for its draft, so every third one is enough."""
+    recipe = recipe_of(3, 2, keep_states=keep_states)
     for number in range(1, 100, step):
         folder = tmp_path / str(number)
         with pytest.MonkeyPatch.context() as patch:
@@ -142,10 +155,21 @@ def test_cut_at_every_moment_of_writing(
             except Cut:
                 pass
         run(recipe, folder)
-        assert_ends_alike(whole(3), folder)
-    # config, env, scene, model, summary; two checkpoints: at least 3 + 1 states, server, commit
-    least = {"replace": 5 + 4 + 2 * 2, "fsync": 5 + 4 + 2 * 2, "unlink": 1}[name]
+        assert_ends_alike(whole(3), folder, keep_states=keep_states)
+    # config, env, scene, model, summary; a checkpoint: at least 3 states, server, commit
+    least = {"replace": 5 + 3 + 2, "fsync": 5 + 3 + 2, "unlink": 1}[name]
+    if keep_states and name != "unlink":
+        least += 1 + 2  # one more of at least 1 state, server, commit
     assert number > least, "every such moment was tried"
+
+
+def test_a_finished_run_keeps_no_states_unless_it_is_asked_to(tmp_path: Path) -> None:
+    run(recipe_of(3, 1, keep_states=False), tmp_path / "default")
+    run(recipe_of(3, 50, keep_states=True), tmp_path / "kept")
+    assert not (tmp_path / "default/checkpoint").exists()
+    kept = RunDirectory(tmp_path / "kept").last_checkpoint()
+    assert kept is not None
+    assert kept.rounds_done == 3
 
 
 def test_the_store_did_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,6 +228,11 @@ def test_a_fork_must_share_scene_model_and_method(tmp_path: Path) -> None:
         run(replace(tiny_recipe(), seed=77), tmp_path / "fork", fork=tmp_path / "trunk")
     with pytest.raises(FedsieveError, match=r"is a run with method.name = 'fedavg'"):
         run(tiny_recipe({"name": "fedprox"}), tmp_path / "fork", fork=tmp_path / "trunk")
+
+
+def test_there_is_nothing_to_fork_from_in_an_empty_folder_or_a_finished_run(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FedsieveError, match="has no checkpoint that a run could fork from"):
-        run(tiny_recipe(), tmp_path / "fork", fork=tmp_path / "empty")
+    run(tiny_recipe(), tmp_path / "finished")
+    for origin in ("empty", "finished"):
+        with pytest.raises(FedsieveError, match=r"could fork from; .*\(engine.stop_after_rounds\)"):
+            run(tiny_recipe(), tmp_path / "fork", fork=tmp_path / origin)

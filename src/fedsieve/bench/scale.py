@@ -73,7 +73,12 @@ class ScaleWork:
             ),
             sgd=Sgd(lr=0.05, batch_size=32),
             method=fedgr.Config(warmup_rounds=max(0, rounds - self.last)),
-            engine=EngineConfig(device="cpu", workers=1, client_memory_mb=self.client_memory_mb),
+            engine=EngineConfig(
+                device="cpu",
+                workers=1,
+                client_memory_mb=self.client_memory_mb,
+                keep_states=True,  # to see how large they are
+            ),
         )
 
     @property

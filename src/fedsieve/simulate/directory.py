@@ -110,7 +110,10 @@ class RunDirectory:
         with other.lock(reading=True):
             origin = other.last_checkpoint()
             if origin is None:
-                raise FedsieveError(f"{other.path} has no checkpoint that a run could fork from.")
+                raise FedsieveError(
+                    f"{other.path} has no checkpoint that a run could fork from; let a run stop "
+                    "where forks are to begin (engine.stop_after_rounds)."
+                )
             difference = first_difference(
                 _common(identity(other.recipe())), _common(identity(recipe))
             )
@@ -166,12 +169,18 @@ class RunDirectory:
             summary = None
         check(
             isinstance(summary, dict),
-            f"{path} is damaged; delete it, and the same command writes it anew.",
+            f"{path} is damaged; delete it and give the same command again, which repeats what is "
+            "no longer saved.",
         )
         return dict(summary)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.path / SUMMARY, _json(summary))
+
+    def remove_checkpoint(self) -> None:
+        """Remove all saved states, the commit that names them first."""
+        self._commit_file.unlink(missing_ok=True)
+        shutil.rmtree(self._commit_file.parent, ignore_errors=True)
 
     def last_checkpoint(self) -> Checkpoint | None:
         """The last round whose state is complete on disk, or None in a new folder."""

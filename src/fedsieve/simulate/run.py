@@ -114,10 +114,13 @@ def run(
         simulation = Simulation.open(recipe, directory, data or load_data(recipe))
         try:
             reporter.started(recipe, out, simulation.rounds_done)
-            with _Interrupt() as interrupt, simulation.saver:
-                simulation.go_on(reporter, interrupt, may_fork_out)
-            summary = simulation.summary()
-            directory.finish(summary)
+            with _Interrupt() as interrupt:
+                with simulation.saver:
+                    simulation.go_on(reporter, interrupt, may_fork_out)
+                summary = simulation.summary()
+                directory.finish(summary)
+            if not recipe.engine.keep_states:
+                directory.remove_checkpoint()
         finally:
             simulation.runner.close()
         if interrupt.asked:
@@ -181,8 +184,6 @@ class Simulation:
     saver: Saver
     server: Any
     rounds_done: int
-    rounds_saved: int
-    """How far the last checkpoint goes, which may still be being written."""
     fastest_round: float = float("inf")
     unfinished: _Unfinished | None = None
 
@@ -247,11 +248,11 @@ class Simulation:
             saver=Saver(directory, store, device),
             server=to_device(server, device),
             rounds_done=checkpoint.rounds_done if checkpoint else 0,
-            rounds_saved=checkpoint.rounds_done if checkpoint else 0,
         )
 
     def go_on(self, reporter: Reporter, interrupt: _Interrupt, may_fork_out: bool) -> None:
-        """Run the rounds that are left, with a checkpoint when one is due."""
+        """Run the rounds that are left, with a checkpoint when one is due; with one after the last
+        round only if it is to stay. Else a cut in what follows costs what any other cut costs."""
         started = time.monotonic()
         limit = self.recipe.engine.stop_after_minutes
 
@@ -268,18 +269,20 @@ class Simulation:
             out_of_time = limit is not None and time.monotonic() - started >= 60 * limit
             enough = self.rounds_done == self.recipe.engine.stop_after_rounds
             stop = interrupt.asked or out_of_time or enough
+            if self.rounds_done == self.recipe.rounds:
+                break
             if stop or self._checkpoint_is_due():
                 report()
-                self._checkpoint()
-            if stop and self.rounds_done < self.recipe.rounds:
+                self.saver.begin(self.rounds_done, self.server)
+            if stop:
                 self.saver.wait()
                 raise RunInterruptedError(
                     f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; "
                     "the same command goes on from there."
                 )
         report()
-        if self.rounds_saved < self.rounds_done:
-            self._checkpoint()
+        if self.recipe.engine.keep_states:
+            self.saver.begin(self.rounds_done, self.server)
         self.saver.wait()
 
     def next_round(self) -> dict[str, Any]:
@@ -440,10 +443,6 @@ class Simulation:
             return False
         wait = seconds_between_checkpoints(engine.checkpoint_seconds, self.saver.last_took)
         return time.monotonic() - self.saver.saved_at >= wait
-
-    def _checkpoint(self) -> None:
-        self.saver.begin(self.rounds_done, self.server)
-        self.rounds_saved = self.rounds_done
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers; the global model is saved beside them."""
