@@ -156,7 +156,7 @@ def table_3() -> dict[str, dict[str, Recipe]]:
 
 ROWS: dict[str, dict[str, Mapping[str, Any]]] = {
     "table4": {
-        "w/o FS": {"sieve_at": "client", "extra_local_obs": False},
+        "w/o FS": {"sieve_at": "client"},
         "w/o LR": {"refine_labels": False},
         "w/o R_k": {"lambda_r": 0.0},
         "w/o B_k": {"lambda_b": 0.0},
@@ -182,16 +182,14 @@ ROWS: dict[str, dict[str, Mapping[str, Any]]] = {
 def tables_4_to_7() -> dict[str, dict[str, Recipe]]:
     noises = noise_columns("cifar10")
     return {
-        table: {
-            f"{row}-{p}-{kind}": replace(
-                cifar(table, "cifar10", partition, noises[f"{kind}-phi1"]),
+        f"{table}-{p}": {
+            f"{row}-{kind}": replace(
+                cifar(f"{table}-{p}", "cifar10", partition, noises[f"{kind}-phi1"]),
                 method=replace(FEDGR[partition], **settings),
             )
-            for (row, settings), (p, partition), kind in product(
-                rows.items(), PARTITIONS.items(), KINDS
-            )
+            for (row, settings), kind in product(rows.items(), KINDS)
         }
-        for table, rows in ROWS.items()
+        for (table, rows), (p, partition) in product(ROWS.items(), PARTITIONS.items())
     }
 
 
@@ -406,16 +404,20 @@ def test_three_options_make_a_baseline_of_a_column(table: int, partition: str, m
         assert same == baselines[f"{method}-{column}"]
 
 
-@pytest.mark.parametrize("file", ROWS)
-def test_a_part_of_a_grid_can_be_asked_for(file: str) -> None:
-    grid = read_recipe(f"fedgr/{file}")
-    iid = expand(grid, {"scene.partition.kind": "iid"}, ()).runs
-    assert len(iid) == 12
-    assert {run.recipe.scene.partition for run in iid} == {PARTITIONS["iid"]}
-    one = {"scene.partition.kind": "iid", "scene.noise.kind": "symmetric"}
-    assert [run.recipe.scene for run in expand(grid, one, ()).runs] == [
-        EXPECTED["table1-iid-symmetric-phi1"][""].scene
+@pytest.mark.parametrize(("table", "partition"), list(product(ROWS, PARTITIONS)))
+def test_a_part_of_a_grid_can_be_asked_for(table: str, partition: str) -> None:
+    grid = read_recipe(f"fedgr/{table}-{partition}")
+    symmetric = expand(grid, {"scene.noise.kind": "symmetric"}, ()).runs
+    assert [run.recipe.scene for run in symmetric] == [
+        EXPECTED[f"table1-{partition}-symmetric-phi1"][""].scene
     ] * 4
+
+
+@pytest.mark.parametrize(("table", "partition"), list(product(ROWS, PARTITIONS)))
+def test_another_preset_leaves_a_grid_whole(table: str, partition: str) -> None:
+    runs = expand(read_recipe(f"fedgr/{table}-{partition}"), {"method.preset": "paper"}, ()).runs
+    assert len(runs) == 12
+    assert {run.recipe.method.mix for run in runs} == {"per_sample"}
 
 
 def test_the_switches_follow_a_preset_that_is_asked_for() -> None:

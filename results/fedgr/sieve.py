@@ -1,9 +1,9 @@
 """Mean losses and the mixture over them, of two FedGR runs: the picture and numbers of fedgr.md.
 
     fedsieve run fedgr/table1-iid-symmetric-phi1 --seed 1 --rounds 30 --out runs/with \\
-        --engine.keep_states true
+        --method.preset paper --model.head mlp --engine.keep_states true
     fedsieve run fedgr/table1-iid-symmetric-phi1 --seed 1 --rounds 30 --out runs/without \\
-        --engine.keep_states true --method.lambda_r 0.0
+        --method.preset paper --model.head mlp --engine.keep_states true --method.lambda_r 0.0
     python results/fedgr/sieve.py runs/with runs/without results/fedgr/sieve.png
 
 Both runs end in the warm-up, so a client's mean loss is that of the global model alone.

@@ -89,12 +89,6 @@ def test_bad_values_are_refused_by_name(setting: dict[str, object]) -> None:
         Config(**setting)  # type: ignore[arg-type]
 
 
-def test_an_extra_observation_has_no_place_in_a_clients_own_sieve() -> None:
-    with pytest.raises(FedsieveError, match="extra_local_obs"):
-        Config(preset="authors", sieve_at="client")
-    assert Config(preset="authors", sieve_at="client", extra_local_obs=False).mix == "batch_mean"
-
-
 def test_no_average_is_kept_that_nobody_reads() -> None:
     assert Config().keeps_ema
     assert not Config(lambda_b=0.0).keeps_ema

@@ -19,7 +19,7 @@ from fedsieve.local.bench import EagerBench, Setup
 from fedsieve.local.plan import Batch, Net, Plan, Sgd
 from fedsieve.losses import cross_entropy
 from fedsieve.methods import fedgr
-from fedsieve.methods.contract import Federation
+from fedsieve.methods.contract import Federation, Sieved
 from fedsieve.methods.fedgr import Client, Config, Down, Partition, Partitions, Server, Up
 from fedsieve.models import ModelConfig, build_model, read_weights
 from fedsieve.serial import decode, encode, values_of
@@ -442,11 +442,11 @@ def test_a_client_that_sieves_for_itself_uploads_no_losses_and_uses_its_own_fit_
     down = down_with(None, shard, warm_up=True)
     client, up, _ = fedgr.train(cfg, client, down, shard, bench, Streams(1, 0, 1))
     assert len(up.ids) == len(up.losses) == 0
-    assert bench.plans[0].observe_after == SGD.epochs
-    assert bench.fitted[0].observed is not None
-    local = F.cross_entropy(bench.fitted[0].observed.logits, shard.labels, reduction="none")
-    torch.testing.assert_close(client.mean_loss, local)
+    torch.testing.assert_close(client.mean_loss, raw_losses(up.weights, shard))
     assert client.partition is not None
+    assert fedgr.METHOD.own_sieve(client) == Sieved(
+        client.partition.noise_ratio, client.partition.q
+    )
     foreign = down_with(torch.zeros(24), shard, 1.0)  # nothing that a server says is used
     lesson = prepare(cfg, client, foreign, shard)
     assert lesson.noise_ratio == client.partition.noise_ratio
@@ -458,6 +458,31 @@ def test_a_client_that_sieves_for_itself_uploads_no_losses_and_uses_its_own_fit_
     frozen = replace(cfg, sieve_after_warmup=False)
     later, _, _ = fedgr.train(frozen, client, foreign, shard, bench, Streams(1, 1, 1))
     assert later.partition is client.partition
+
+
+def raw_losses(weights: Weights, shard: Shard) -> Tensor:
+    """Of a model that has been trained, on raw images in evaluation mode."""
+    bench = make_bench()
+    raw = bench.view("raw", shard.images, np.random.default_rng(0))
+    return F.cross_entropy(bench.forward(weights, raw).logits, shard.labels, reduction="none")
+
+
+def test_a_client_that_sieves_for_itself_may_observe_its_model_twice_a_round() -> None:
+    """After the first epoch and after the last: their mean."""
+    shard, _ = make_shard(1)
+    cfg, bench = Config(sieve_at="client", extra_local_obs=True), make_bench()
+    down = down_with(None, shard, warm_up=True)
+    client, up, _ = fedgr.train(
+        cfg, fedgr.init_client(cfg, shard), down, shard, bench, Streams(1, 0, 1)
+    )
+    assert client.observations == 2
+    assert bench.plans[0].observe_after == 1
+    early = bench.fitted[0].observed
+    assert early is not None
+    first = F.cross_entropy(early.logits, shard.labels, reduction="none")
+    last = raw_losses(up.weights, shard)
+    assert not torch.allclose(first, last)
+    torch.testing.assert_close(client.mean_loss, (first + last) / 2)
 
 
 ABLATIONS: list[dict[str, Any]] = [

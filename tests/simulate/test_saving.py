@@ -444,7 +444,7 @@ def test_checkpoints_that_are_asked_for_by_round_are_all_made(
 
     monkeypatch.setattr(RunDirectory, "commit", slow)
     run(recipe_of(checkpoint_rounds=1), tmp_path)
-    assert done == [1, 2, 3, 4, 5], "after the last round nothing is left to go on with"
+    assert done[:5] == [1, 2, 3, 4, 5], "that after the last round may be given up"
 
 
 def test_a_full_disk_ends_the_run_at_the_next_round_and_it_goes_on_when_there_is_room(
@@ -491,20 +491,60 @@ def slow_commits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunDirectory, "commit", slow)
 
 
-def test_the_last_checkpoint_is_complete_before_the_summary(
+def test_a_last_checkpoint_that_is_kept_is_complete_before_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    summary = run_module.Simulation.summary
+    finish = RunDirectory.finish
 
-    def noting(simulation: run_module.Simulation) -> dict[str, Any]:
+    def noting(directory: RunDirectory, summary: Mapping[str, Any]) -> None:
         found.append(last_checkpoint(tmp_path).rounds_done)
-        return summary(simulation)
+        finish(directory, summary)
 
-    monkeypatch.setattr(run_module.Simulation, "summary", noting)
+    monkeypatch.setattr(RunDirectory, "finish", noting)
     slow_commits(monkeypatch)
     run(recipe_of(keep_states=True), tmp_path)
     assert found == [6]
+
+
+def test_a_last_checkpoint_that_is_not_kept_holds_nobody_up(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first state cannot be written before the summary is there; then it is given up."""
+    written: list[int] = []
+    ready = threading.Event()
+    write, summary = Snapshot.write, run_module.Simulation.summary
+
+    def slow(snapshot: Snapshot, client: int) -> None:
+        assert ready.wait(60)
+        written.append(client)
+        write(snapshot, client)
+
+    def noting(simulation: run_module.Simulation) -> dict[str, Any]:
+        found = summary(simulation)
+        assert written == []
+        threading.Timer(0.2, ready.set).start()  # when the run has begun to give up
+        return found
+
+    monkeypatch.setattr(Snapshot, "write", slow)
+    monkeypatch.setattr(run_module.Simulation, "summary", noting)
+    run(recipe_of(checkpoint_seconds=1e9), tmp_path / "hasty")
+    assert len(written) == 1, "the rest was given up"
+    assert not (tmp_path / "hasty/checkpoint").exists()
+    assert_same_run(whole, tmp_path / "hasty")
+
+
+def test_if_the_summary_fails_no_round_is_lost(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, recipe = tmp_path / "fails", recipe_of(checkpoint_seconds=1e9)
+    with monkeypatch.context() as patch:
+        fail_at(patch, run_module.Simulation, "summary", MemoryError())
+        with pytest.raises(MemoryError):
+            run(recipe, folder)
+    assert last_checkpoint(folder).rounds_done == 6
+    run(recipe, folder)
+    assert_same_run(whole, folder)
 
 
 @pytest.mark.parametrize("stop", [{"stop_after_rounds": 2}, {"stop_after_minutes": 0.0}])

@@ -224,11 +224,6 @@ class Config(contract.Config):
         for name in ("lambda_b", "lambda_r"):
             value = getattr(self, name)
             check(0 <= value < math.inf, f"method.{name} must be at least 0, not {value}.")
-        check(
-            not (self.sieve_at == "client" and self.extra_local_obs),
-            "method.extra_local_obs feeds the server's sieve; set it to false where "
-            "method.sieve_at is 'client'.",
-        )
 
     @property
     def switches(self) -> Switches:
@@ -497,13 +492,16 @@ def train(
         count += 1
 
     lesson = prepare(cfg, client, down, shard, bench, rng)
-    observe_after = _local_observation(cfg, bench.sgd.epochs)
-    fitted = bench.fit(_plan(cfg, down, shard, bench, rng, lesson, observe_after))
+    fitted = bench.fit(_plan(cfg, down, shard, bench, rng, lesson))
 
-    if observe_after is not None:
+    local = []
+    if cfg.extra_local_obs:
         # Without a step nothing was observed, and the local model is still the global one.
-        local = fitted.observed or bench.forward(fitted.weights[0], raw)
-        mean = running_mean(mean, count, cross_entropy(local.logits, shard.labels))
+        local.append(fitted.observed or bench.forward(fitted.weights[0], raw))
+    if cfg.sieve_at == "client":
+        local.append(bench.forward(fitted.weights[0], raw))
+    for said in local:
+        mean = running_mean(mean, count, cross_entropy(said.logits, shard.labels))
         count += 1
 
     up = Up(fitted.weights[0], len(shard), shard.ids, mean)
@@ -630,7 +628,6 @@ def _plan(
     bench: Bench,
     rng: Streams,
     lesson: Lesson,
-    observe_after: int | None,
 ) -> Plan:
     """Local training as data. Both phases share one loss, so that one captured step serves both."""
     objective = Objective(
@@ -664,15 +661,8 @@ def _plan(
         rng=rng,
         ema=ema,
         frozen=[down.weights] if objective.rep == "per_batch" else [],
-        observe_after=observe_after,
+        observe_after=1 if cfg.extra_local_obs else None,
     )
-
-
-def _local_observation(cfg: Config, epochs: int) -> int | None:
-    """After how many epochs the local model's losses are observed, if at all."""
-    if cfg.sieve_at == "client":
-        return epochs
-    return 1 if cfg.extra_local_obs else None
 
 
 def _metrics(lesson: Lesson, given: Tensor) -> dict[str, float]:
@@ -877,6 +867,12 @@ def sieve(server: Server) -> Mapping[ClientId, Sieved]:
     return Opinions(server.partitions)
 
 
+def own_sieve(client: Client) -> Sieved | None:
+    """What the client's own mixture says, where it has one."""
+    own = client.partition
+    return None if own is None else Sieved(own.noise_ratio, own.q)
+
+
 def refined(client: Client) -> Tensor | None:
     """The hard labels of the last round; None in the warm-up, which trains on given labels."""
     return client.trained_on
@@ -906,4 +902,5 @@ METHOD = Method(
     weights=global_weights,
     sieve=sieve,
     refined=refined,
+    own_sieve=own_sieve,
 )

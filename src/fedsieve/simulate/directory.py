@@ -177,10 +177,12 @@ class RunDirectory:
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.path / SUMMARY, _json(summary))
 
-    def remove_checkpoint(self) -> None:
-        """Remove all saved states, the commit that names them first."""
-        self._commit_file.unlink(missing_ok=True)
-        shutil.rmtree(self._commit_file.parent, ignore_errors=True)
+    def tidy_up(self) -> None:
+        """Remove what a finished run does not need, unless its recipe said that it is to stay: all
+        saved states, the commit that names them first."""
+        if self._commit_file.parent.exists() and not self.recipe().engine.keep_states:
+            self._commit_file.unlink(missing_ok=True)
+            shutil.rmtree(self._commit_file.parent)
 
     def last_checkpoint(self) -> Checkpoint | None:
         """The last round whose state is complete on disk, or None in a new folder."""

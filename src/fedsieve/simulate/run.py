@@ -106,6 +106,7 @@ def run(
         directory.refuse_other(recipe)
         finished = directory.summary()
         if finished is not None:
+            directory.tidy_up()  # in case the run was cut before it could
             return finished
         if fork is not None and directory.last_checkpoint() is None:
             directory.begin_as_fork(RunDirectory(fork), recipe)
@@ -114,13 +115,15 @@ def run(
         simulation = Simulation.open(recipe, directory, data or load_data(recipe))
         try:
             reporter.started(recipe, out, simulation.rounds_done)
-            with _Interrupt() as interrupt:
-                with simulation.saver:
-                    simulation.go_on(reporter, interrupt, may_fork_out)
+            with _Interrupt() as interrupt, simulation.saver as saver:
+                simulation.go_on(reporter, interrupt, may_fork_out)
                 summary = simulation.summary()
+                if recipe.engine.keep_states:
+                    saver.wait()
+                else:
+                    saver.abandon()
                 directory.finish(summary)
-            if not recipe.engine.keep_states:
-                directory.remove_checkpoint()
+                directory.tidy_up()
         finally:
             simulation.runner.close()
         if interrupt.asked:
@@ -251,8 +254,8 @@ class Simulation:
         )
 
     def go_on(self, reporter: Reporter, interrupt: _Interrupt, may_fork_out: bool) -> None:
-        """Run the rounds that are left, with a checkpoint when one is due; with one after the last
-        round only if it is to stay. Else a cut in what follows costs what any other cut costs."""
+        """Run the rounds that are left, with a checkpoint when one is due. The last one is still
+        being written at the end, in case that what follows fails."""
         started = time.monotonic()
         limit = self.recipe.engine.stop_after_minutes
 
@@ -269,21 +272,16 @@ class Simulation:
             out_of_time = limit is not None and time.monotonic() - started >= 60 * limit
             enough = self.rounds_done == self.recipe.engine.stop_after_rounds
             stop = interrupt.asked or out_of_time or enough
-            if self.rounds_done == self.recipe.rounds:
-                break
-            if stop or self._checkpoint_is_due():
+            is_last = self.rounds_done == self.recipe.rounds
+            if stop or is_last or self._checkpoint_is_due():
                 report()
                 self.saver.begin(self.rounds_done, self.server)
-            if stop:
+            if stop and not is_last:
                 self.saver.wait()
                 raise RunInterruptedError(
                     f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; "
                     "the same command goes on from there."
                 )
-        report()
-        if self.recipe.engine.keep_states:
-            self.saver.begin(self.rounds_done, self.server)
-        self.saver.wait()
 
     def next_round(self) -> dict[str, Any]:
         """Run one round; the result is its line in the metrics."""

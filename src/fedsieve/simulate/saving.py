@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 import time
@@ -84,6 +85,13 @@ class Saver:
         self.last_took = writing.result()
         self.saved_at = time.monotonic()
         self._store.saved()
+
+    def abandon(self) -> None:
+        """Stop writing the checkpoint under way, if any; the one before it stays. Whether it could
+        have been written does not matter any more."""
+        self._in_a_hurry.set()
+        with contextlib.suppress(FedsieveError):
+            self.wait()
 
     def _write(self, checkpoint: Checkpoint, server: Any, states: Snapshot) -> float:
         """Write new files, then the commit that names them, and only then remove the old ones."""
