@@ -506,6 +506,19 @@ def test_an_oracle_is_believed_from_the_start_and_never_overruled() -> None:
     torch.testing.assert_close(after.weights["b"], estimated(Config())[0].weights["b"])
 
 
+def test_an_oracle_is_believed_in_a_run_that_forks_from_one_without() -> None:
+    others = federation((10, 30, 60), 3)
+    plain = Config(pretrain_rounds=2)
+    server, _ = merge(plain, init_server(plain, START, others), 0, UPS)
+    assert len(server.qualities) == 3, "each round estimates, as everybody takes part"
+    oracle = Config(indicator="oracle", oracle_quality=(0.9, 0.2, 0.6), pretrain_rounds=2)
+    after, _ = merge(oracle, server, 1, UPS)
+    assert after.qualities == {0: 0.9, 1: 0.2, 2: 0.6}
+    short = Config(indicator="oracle", oracle_quality=(0.9, 0.2), pretrain_rounds=2)
+    with pytest.raises(FedsieveError, match="holds 2 numbers for 3 clients"):
+        merge(short, server, 1, UPS)
+
+
 # ----------------------------------------------------------------------------- at the client
 
 SGD = Sgd(epochs=3, batch_size=6, lr=0.2, momentum=0.5, weight_decay=0.1)

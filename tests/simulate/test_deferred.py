@@ -103,13 +103,14 @@ def rounds_in(folder: Path) -> list[int]:
     ],
 )
 def test_a_run_that_stops_by_itself(at_once: Path, tmp_path: Path, engine: dict[str, Any]) -> None:
-    stopped = 0
+    stopped, left = 0, dict(engine)
     while stopped <= ROUNDS:
         try:
-            run(a_recipe(**engine), tmp_path / "later")
+            run(a_recipe(**left), tmp_path / "later")
             break
         except RunInterruptedError:
             stopped += 1
+            left.pop("stop_after_rounds", None)
             done = RunDirectory(tmp_path / "later").last_checkpoint()
             assert done is not None
             assert rounds_in(tmp_path / "later") == list(range(done.rounds_done))

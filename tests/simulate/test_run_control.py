@@ -168,6 +168,19 @@ def stopped_after(rounds: int, recipe: Recipe, folder: Path) -> None:
         run(with_engine(recipe, stop_after_rounds=rounds), folder)
 
 
+def test_a_run_that_is_to_stop_after_a_round_stays_there(tmp_path: Path) -> None:
+    """However often it is asked; it goes on when the setting is left out, or set higher."""
+    stopped_after(2, tiny_recipe(), tmp_path)
+    for rounds in (2, 1):
+        watcher = Watcher()
+        with pytest.raises(RunInterruptedError, match=r"without engine.stop_after_rounds goes on"):
+            run(with_engine(tiny_recipe(), stop_after_rounds=rounds), tmp_path, watcher)
+        assert watcher.rounds == []
+    stopped_after(3, tiny_recipe(), tmp_path)
+    run(tiny_recipe(), tmp_path)
+    assert [line["round"] for line in read_lines(tmp_path / METRICS)] == [0, 1, 2, 3]
+
+
 def test_a_fork_with_the_same_settings_ends_as_the_run_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,17 +196,21 @@ def init_server(cfg: Config, weights: Weights, federation: Federation) -> Server
         f"method.pretrain_rounds is {cfg.pretrain_rounds}, but every client must take part once "
         f"before its quality is known; set it to at least {needed}.",
     )
-    qualities: Mapping[ClientId, float] = {}
-    if cfg.oracle_quality is not None:
-        check(
-            len(cfg.oracle_quality) == federation.clients,
-            f"method.oracle_quality holds {len(cfg.oracle_quality)} numbers for "
-            f"{federation.clients} clients; give one for each.",
-        )
-        floored = [max(quality, cfg.quality_floor) for quality in cfg.oracle_quality]
-        qualities = dict(enumerate(floored))
+    qualities = told(cfg, federation)
     initial = weights if cfg.stage_two_start == "initial" else None
     return Server(weights, federation, qualities, None, initial)
+
+
+def told(cfg: Config, federation: Federation) -> Mapping[ClientId, float]:
+    """ρ_n by the oracle, if one is asked."""
+    if cfg.oracle_quality is None:
+        return {}
+    check(
+        len(cfg.oracle_quality) == federation.clients,
+        f"method.oracle_quality holds {len(cfg.oracle_quality)} numbers for "
+        f"{federation.clients} clients; give one for each.",
+    )
+    return {k: max(quality, cfg.quality_floor) for k, quality in enumerate(cfg.oracle_quality)}
 
 
 def with_samples(federation: Federation) -> list[ClientId]:
@@ -349,7 +353,9 @@ def concluded(cfg: Config, server: Server) -> tuple[Server, Metrics]:
     estimation = server.estimation
     if estimation is None:
         return server, {}
-    qualities, metrics = server.qualities, dict[str, float]()
+    # Asked again: a run may have forked from one that had estimated before.
+    qualities = {**server.qualities, **told(cfg, server.federation)}
+    metrics: dict[str, float] = {}
     if estimation.traces:
         found = distances(cfg.indicator, estimation, flat(server.weights, estimation.trainable))
         metrics["positive_distances"] = sum(d > 0 for d in found.values()) / len(found)
