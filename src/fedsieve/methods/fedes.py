@@ -196,12 +196,12 @@ def init_server(cfg: Config, weights: Weights, federation: Federation) -> Server
         f"method.pretrain_rounds is {cfg.pretrain_rounds}, but every client must take part once "
         f"before its quality is known; set it to at least {needed}.",
     )
-    qualities = told(cfg, federation)
+    qualities = oracle_qualities(cfg, federation)
     initial = weights if cfg.stage_two_start == "initial" else None
     return Server(weights, federation, qualities, None, initial)
 
 
-def told(cfg: Config, federation: Federation) -> Mapping[ClientId, float]:
+def oracle_qualities(cfg: Config, federation: Federation) -> Mapping[ClientId, float]:
     """ρ_n by the oracle, if one is asked."""
     if cfg.oracle_quality is None:
         return {}
@@ -354,7 +354,7 @@ def concluded(cfg: Config, server: Server) -> tuple[Server, Metrics]:
     if estimation is None:
         return server, {}
     # Asked again: a run may have forked from one that had estimated before.
-    qualities = {**server.qualities, **told(cfg, server.federation)}
+    qualities = {**server.qualities, **oracle_qualities(cfg, server.federation)}
     metrics: dict[str, float] = {}
     if estimation.traces:
         found = distances(cfg.indicator, estimation, flat(server.weights, estimation.trainable))

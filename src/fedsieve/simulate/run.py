@@ -263,18 +263,8 @@ class Simulation:
             if self.unfinished is not None:
                 reporter.finished_round(self.finish_round(aside=aside))
 
-        def enough() -> bool:
-            asked = self.recipe.engine.stop_after_rounds
-            return asked is not None and self.rounds_done >= asked
-
-        def stopped() -> RunInterruptedError:
-            return RunInterruptedError(
-                f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; the same command"
-                f"{' without engine.stop_after_rounds' if enough() else ''} goes on from there."
-            )
-
-        if enough() and self.rounds_done < self.recipe.rounds:
-            raise stopped()
+        if self._did_enough() and self.rounds_done < self.recipe.rounds:
+            raise self._stopped()
         while self.rounds_done < self.recipe.rounds:
             seconds = self.train_round(meanwhile=functools.partial(report, aside=True))
             if not self.runner.idle_while_training:
@@ -282,14 +272,26 @@ class Simulation:
             if may_fork_out:
                 self._speed_up(seconds)
             out_of_time = limit is not None and time.monotonic() - started >= 60 * limit
-            stop = interrupt.asked or out_of_time or enough()
+            stop = interrupt.asked or out_of_time or self._did_enough()
             is_last = self.rounds_done == self.recipe.rounds
             if stop or is_last or self._checkpoint_is_due():
                 report()
                 self.saver.begin(self.rounds_done, self.server)
             if stop and not is_last:
                 self.saver.wait()
-                raise stopped()
+                raise self._stopped()
+
+    def _did_enough(self) -> bool:
+        """Whether the run has come to where it is to stop, before its end."""
+        asked = self.recipe.engine.stop_after_rounds
+        return asked is not None and self.rounds_done >= asked
+
+    def _stopped(self) -> RunInterruptedError:
+        without = " without engine.stop_after_rounds" if self._did_enough() else ""
+        return RunInterruptedError(
+            f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; "
+            f"the same command{without} goes on from there."
+        )
 
     def next_round(self) -> dict[str, Any]:
         """Run one round; the result is its line in the metrics."""

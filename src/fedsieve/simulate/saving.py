@@ -82,9 +82,10 @@ class Saver:
             self._in_a_hurry.set()
             wait_for([writing])
             raise
-        self.last_took = writing.result()
-        self.saved_at = time.monotonic()
-        self._store.saved()
+        took = writing.result()
+        if not self._in_a_hurry.is_set():  # else it may have been given up
+            self.last_took, self.saved_at = took, time.monotonic()
+            self._store.saved()
 
     def abandon(self) -> None:
         """Stop writing the checkpoint under way, if any; the one before it stays. Whether it could
