@@ -1,63 +1,90 @@
-"""`fedsieve curves` draws what the runs logged."""
+"""`fedsieve curves` draws what runs logged, or writes it as numbers."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from fedsieve.cli import main
-from fedsieve.cli.curves import draw, find_curves
+
+def log(folder: str, accuracy: list[float], **clients: float) -> None:
+    Path(folder).mkdir(parents=True)
+    lines = [{"round": t, "accuracy": a} for t, a in enumerate(accuracy)]
+    Path(folder, "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if clients:
+        line = {"round": 0, "client": 0, **clients}
+        Path(folder, "clients.jsonl").write_text(json.dumps(line) + "\n")
 
 
-def log(folder: Path, accuracy: list[float]) -> None:
-    folder.mkdir(parents=True)
-    lines = [json.dumps({"round": t, "accuracy": a}) + "\n" for t, a in enumerate(accuracy)]
-    # A run that was killed in the middle of a line is still drawn up to there.
-    (folder / "metrics.jsonl").write_text("".join(lines) + '{"round": 9, "acc')
+def table(path: str) -> list[list[str]]:
+    return list(csv.reader(Path(path).read_text().splitlines()))
 
 
-def test_every_run_below_the_folder_is_found_by_its_path(tmp_path: Path) -> None:
-    log(tmp_path / "a" / "fedavg-seed1", [10.0, 20.0])
-    log(tmp_path / "b", [30.0])
-    log(tmp_path / "empty", [])
-    assert find_curves([tmp_path]) == {"a/fedavg-seed1": [10.0, 20.0], "b": [30.0]}
-    assert find_curves([tmp_path / "b"]) == {str(tmp_path / "b"): [30.0]}
-    both = find_curves([tmp_path / "a", tmp_path / "b"])
-    assert both == {
-        str(tmp_path / "a" / "fedavg-seed1"): [10.0, 20.0],
-        str(tmp_path / "b"): [30.0],
-    }
+def test_the_picture_is_written(cli) -> None:
+    log("runs/x", [10.0, 50.0])
+    answer = cli("curves", "runs", "--out", "new/picture.png")
+    assert (answer.status, answer.out) == (0, "1 curve in new/picture.png\n")
+    assert Image.open("new/picture.png").size[0] > 500
+    assert cli("curves", "--out", "b.SVG").status == 0
+    assert "<svg" in Path("b.SVG").read_text()
 
 
-def test_a_line_per_run_with_its_accuracies(tmp_path: Path) -> None:
-    (axes,) = draw({"one": [1.0, 2.0, 4.0], "two": [3.0]}).axes
-    assert [line.get_ydata().tolist() for line in axes.lines] == [[1.0, 2.0, 4.0], [3.0]]
-    assert axes.lines[0].get_xdata().tolist() == [1, 2, 3]
-    looks = {(line.get_linestyle(), line.get_marker()) for line in axes.lines}
-    assert len(looks) == 2, "the lines cannot be told apart without colour"
+def test_the_numbers_are_written(cli) -> None:
+    log("runs/x", [10.0, 50.5])
+    log("runs/=1+1", [3.0])
+    assert cli("curves", "runs", "--out", "c.csv").status == 0
+    assert table("c.csv")[1:] == [
+        ["accuracy", "'=1+1", "1", "1", "", "3.0", "3.0", "3.0"],
+        ["accuracy", "x", "1", "1", "", "10.0", "10.0", "10.0"],
+        ["accuracy", "x", "1", "2", "", "50.5", "50.5", "50.5"],
+    ]
 
 
-def test_the_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log(tmp_path / "runs" / "x", [10.0, 50.0])
-    out = tmp_path / "new" / "picture.png"
-    assert main(["curves", str(tmp_path / "runs"), "--out", str(out)]) == 0
-    assert Image.open(out).size[0] > 500
-    assert "1 runs drawn" in capsys.readouterr().out
+def test_what_a_real_run_logged_of_its_clients(cli) -> None:
+    """Two of four clients a round, two rounds; the simulation knows the noise of each."""
+    assert cli("run", "tiny.toml", "--engine.client_lines", "true", "--out", "run").status == 0
+    assert cli("curves", "run", "--of", "loss", "--over", "clients", "--out", "c.csv").status == 0
+    _, *rows = table("c.csv")
+    lines = [json.loads(line) for line in Path("run/clients.jsonl").read_text().splitlines()]
+    last = {str(line["client"]): line["loss"] for line in lines}
+    assert {row[3]: float(row[5]) for row in rows} == last
+    noise = [float(row[4]) for row in rows]
+    assert noise == sorted(noise)
+    assert noise[0] > 0
+    # Two clients of a quarter of the data each, one epoch a round: half a pass.
+    assert cli("curves", "run", "--over", "passes", "--out", "p.csv").status == 0
+    assert [float(row[4]) for row in table("p.csv")[1:]] == pytest.approx([0.5, 1.0], abs=0.01)
+
+
+def test_many_lines_fit_a_table_only(cli) -> None:
+    for i in range(25):
+        log(f"runs/{i}", [1.0])
+    answer = cli("curves", "runs")
+    assert answer.status == 2
+    assert "25 curves are too many for one picture" in answer.err
+    assert cli("curves", "runs", "--out", "c.csv").status == 0
 
 
 @pytest.mark.parametrize(
-    ("count", "out", "sentence"),
-    [(0, "c.png", "no run below"), (1, "c.gif", "must end in"), (25, "c.png", "too many")],
+    ("options", "sentence"),
+    [
+        (["nowhere"], "no run below nowhere"),
+        (["--out", "c.gif"], "must end in .png, .svg, .pdf or .csv, not c.gif"),
+        (["--of"], "--of needs the name of a number"),
+        (["--of", "accurcy"], "did you mean 'accuracy'?"),
+        (["--after", "3"], "--after goes with --over clients"),
+        (["--over", "clients", "--mean", "true"], "--mean goes with --over rounds"),
+        (["runs/x", "--over", "clients"], "None of these runs has logged its clients"),
+        (["--over", "clients"], "No run has logged a number 'accuracy'; choose one of f1."),
+    ],
 )
-def test_mistakes_are_told_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, out: str, sentence: str
-) -> None:
-    top = tmp_path / "runs"
-    top.mkdir()
-    for i in range(count):
-        log(top / str(i), [1.0])
-    assert main(["curves", str(top), "--out", str(tmp_path / out)]) == 2
-    assert sentence in capsys.readouterr().err
+def test_mistakes_are_told_in_a_sentence(options: list[str], sentence: str, cli) -> None:
+    log("runs/x", [1.0])
+    log("runs/y", [1.0], f1=0.5)
+    answer = cli("curves", *options)
+    assert (answer.status, answer.out) == (2, "")
+    assert sentence in answer.err
+    assert not Path("curves.png").exists()

@@ -78,7 +78,6 @@ def test_unfinished_and_repeated_runs_are_left_out_and_told(cli):
         ([], "Give the folders of the runs"),
         (["nowhere"], "There is no folder nowhere"),
         (["."], "There is no finished run in . (0 unfinished)"),
-        ([".", "--metric", "lst10"], "metric must be one of"),
         ([".", "--formt", "csv"], "There is no option --formt; did you mean --format?"),
     ],
 )
@@ -86,6 +85,21 @@ def test_mistakes(argv, words, cli):
     answer = cli("table", *argv)
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith(f"fedsieve: {words}")
+
+
+def test_any_logged_number_as_it_was_logged_last(cli):
+    """Seeds 1 and 2 end with 0.25 and 0.75 (a null and an absent one are passed over): mean 0.5,
+    standard deviation 0.5/√2 = 0.35355."""
+    for seed, last in ((1, 0.25), (2, 0.75)):
+        write(f"runs/a-seed{seed}", config(seed=seed), last10=80.0)
+        lines = [{"diagnostics": {"noise_mse": v}} for v in (9.0, last, None)] + [{"accuracy": 1.0}]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        Path(f"runs/a-seed{seed}", "metrics.jsonl").write_text(text)
+    write("runs/b-seed1", config("fedprox"), last10=90.0)
+    answer = cli("table", "runs", "--metric", "noise_mse")
+    assert answer.out.splitlines()[2:] == ["| fedavg | 0.5 ± 0.3536 |", "| fedprox | – |"]
+    assert cli("table", "runs", "--metric", "diagnostics.noise_mse").out == answer.out
+    assert "'lst10'; did you mean 'last10'?" in cli("table", "runs", "--metric", "lst10").err
 
 
 @pytest.mark.parametrize("content", ["{", "3", "[1]"])

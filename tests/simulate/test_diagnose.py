@@ -153,6 +153,7 @@ def test_one_client_for_its_own_line() -> None:
     assert with_opinion["sieve_recall"] == 1.0
     assert with_opinion["sieve_auroc"] == 0.0
     assert per_client(Sieved(0.25, None), known, 0) == {"noise_rate": 0.25, "true_rate": 0.25}
+    assert per_client(None, known, 0) == {"true_rate": 0.25}
 
 
 def refining(labels: Mapping[int, list[int] | None]) -> Any:

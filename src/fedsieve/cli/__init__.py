@@ -17,7 +17,10 @@ COMMANDS = {
     "run": ("fedsieve.cli.run", "train a recipe (without one: the built-in demonstration)"),
     "audit": ("fedsieve.cli.audit", "find wrong labels in your own images, and train on them"),
     "table": ("fedsieve.cli.table", "gather finished runs into a table: mean ± std over seeds"),
-    "curves": ("fedsieve.cli.curves", "draw the accuracy of runs, round by round"),
+    "curves": (
+        "fedsieve.cli.curves",
+        "draw accuracy, or whatever runs logged, by round or by client",
+    ),
     "report": ("fedsieve.cli.report", "write a page on runs: accuracy, noise, suspects, traffic"),
     "methods": ("fedsieve.cli.methods", "list the methods, or one method's settings"),
     "recipes": ("fedsieve.cli.recipes", "list, show or copy the recipes that come with fedsieve"),

@@ -1,83 +1,99 @@
-"""`fedsieve curves`: accuracy against rounds, a line per run."""
+"""`fedsieve curves`: accuracy, or any other number that runs logged, over rounds or clients."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import Literal
 
 from fedsieve.cli.options import POSITIONAL, parse
+from fedsieve.cli.table import escape_csv
 from fedsieve.errors import check
-from fedsieve.simulate.directory import METRICS, read_lines
+from fedsieve.pages.curves import Logs, OverClients, OverRounds, Row, find_logs
+from fedsieve.simulate.logged import full_name, names_in
 
-STYLES = ("-", "--", ":", "-.")
-MOST_RUNS = 24
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MOST_LINES = 24
+PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvesOptions:
-    """Draw the test accuracy of runs, finished or not, round by round."""
+    """Draw what runs logged, finished or not: their test accuracy or any other number, round by
+    round or client by client."""
 
     folders: tuple[Path, ...] = field(default=(Path("runs"),), metadata=POSITIONAL)
     """Folders that hold runs."""
+    of: tuple[str, ...] = ("accuracy",)
+    """Which numbers: names from metrics.jsonl, or over clients from clients.jsonl, such as drift or
+    diagnostics.noise_spearman, of which the last part will do. Each has a panel, but over clients
+    all share one."""
+    over: Literal["rounds", "passes", "clients"] = "rounds"
+    """What the lines run over: rounds; passes through the data, which make runs comparable whose
+    rounds train unequally much; or clients in the order of their true noise, each with what was
+    logged of it last, by runs with --engine.client_lines true."""
+    after: tuple[int, ...] = ()
+    """Over clients: as it was after so many rounds, with a panel for each (left out: at the end)"""
+    mean: bool = False
+    """Over rounds or passes: runs that differ in nothing but their seed become one line, their
+    mean, in a band from the least to the largest."""
     out: Path = Path("curves.png")
-    """The picture: .png, .svg or .pdf."""
+    """The picture: .png, .svg or .pdf; or .csv for the numbers."""
 
 
 def main(argv: Sequence[str]) -> int:
     options = parse(CurvesOptions, "fedsieve curves", argv)
-    runs = find_curves(options.folders)
+    kind = options.out.suffix.lower()
+    check(
+        kind in (*PICTURES, ".csv"),
+        f"--out must end in {', '.join(PICTURES)} or .csv, not {options.out}.",
+    )
+    check(bool(options.of), "--of needs the name of a number, such as accuracy.")
+    runs = find_logs(options.folders)
     check(
         len(runs) > 0,
         f"There is no run below {', '.join(map(str, options.folders))}; start one with "
         "`fedsieve run`.",
     )
+    chart = over_clients(runs, options) if options.over == "clients" else over_rounds(runs, options)
+    count = len(chart.lines)
     check(
-        len(runs) <= MOST_RUNS,
-        f"{len(runs)} curves are too many for one picture; give folders with at most {MOST_RUNS} "
-        "runs.",
-    )
-    kinds = (".png", ".svg", ".pdf")
-    check(
-        options.out.suffix.lower() in kinds,
-        f"--out must end in {', '.join(kinds)}, not {options.out}.",
+        count <= MOST_LINES or kind == ".csv",
+        f"{count} curves are too many for one picture; give folders with at most {MOST_LINES} "
+        "runs, or have them written as numbers with --out curves.csv.",
     )
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(runs).savefig(options.out, dpi=150)
-    print(f"{len(runs)} runs drawn in {options.out}")
+    if kind == ".csv":
+        write(chart.rows(), options.out)
+    else:
+        chart.draw().savefig(options.out, dpi=150)
+    print(f"{count} {'curve' if count == 1 else 'curves'} in {options.out}")
     return 0
 
 
-def find_curves(folders: Sequence[Path]) -> Mapping[str, list[float]]:
-    """Name of each run below the folders (its path there) → accuracy by round."""
-    found = {}
-    for top in folders:
-        for log in sorted(top.rglob(METRICS)):
-            below = log.parent.relative_to(top)
-            name = str(below if len(folders) == 1 and below.parts else top / below)
-            accuracy = [line["accuracy"] for line in read_lines(log) if "accuracy" in line]
-            if accuracy:
-                found[name] = accuracy
-    return found
+def over_rounds(runs: Sequence[Logs], options: CurvesOptions) -> OverRounds:
+    check(not options.after, "--after goes with --over clients; leave it out.")
+    known = {name for run in runs for name in names_in(run.rounds)}
+    names = [full_name(name, known) for name in options.of]
+    by_passes = options.over == "passes"
+    return OverRounds.of(runs, names, mean=options.mean, by_passes=by_passes)
 
 
-def draw(runs: Mapping[str, Sequence[float]]) -> Figure:
-    """The curves, told apart by line and marker as well as by colour."""
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    looks = itertools.cycle(itertools.product(STYLES, MARKERS))
-    for (name, accuracy), (style, marker) in zip(runs.items(), looks, strict=False):
-        every = max(1, len(accuracy) // 10)
-        rounds = range(1, len(accuracy) + 1)
-        axes.plot(rounds, accuracy, style, marker=marker, markevery=every, markersize=4, label=name)
-    axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy, %")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
+def over_clients(runs: Sequence[Logs], options: CurvesOptions) -> OverClients:
+    check(not options.mean, "--mean goes with --over rounds or passes; leave it out.")
+    known = {name for run in runs for name in names_in(run.clients)}
+    check(
+        bool(known),
+        "None of these runs has logged its clients; run them with --engine.client_lines true.",
+    )
+    names = [full_name(name, known) for name in options.of]
+    return OverClients.of(runs, names, options.after)
+
+
+def write(rows: Iterable[Row], path: Path) -> None:
+    """A CSV file that a spreadsheet cannot take for formulas."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for row in rows:
+            writer.writerow([escape_csv(cell) if isinstance(cell, str) else cell for cell in row])

@@ -106,12 +106,12 @@ def result_rows(arranged: Arranged) -> tuple[list[str], list[list[str]]]:
     for name in arranged.rows:
         row = [name]
         for column in arranged.columns:
-            last = score_text(arranged.score(name, column, "last10"), 1, **_PLAIN)
-            best = score_text(arranged.score(name, column, "best"), 1, **_PLAIN)
+            last = score_text(arranged.score(name, column, "last10"), ".1f", **_PLAIN)
+            best = score_text(arranged.score(name, column, "best"), ".1f", **_PLAIN)
             row.append(f"{last} ({best})" if (name, column) in arranged.entries else "–")
             if column in judged:
                 auroc = arranged.score(name, column, "suspect_auroc")
-                row.append(score_text(auroc, 3, **_PLAIN))
+                row.append(score_text(auroc, ".3f", **_PLAIN))
         rows.append(row)
     return header, rows
 

@@ -7,18 +7,25 @@ import io
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from fedsieve.cli.options import POSITIONAL, parse
 from fedsieve.errors import check
-from fedsieve.simulate.results import Arranged, Score, arrange, find_outcomes, once_per_seed
+from fedsieve.simulate.results import (
+    Arranged,
+    Outcome,
+    Score,
+    arrange,
+    find_outcomes,
+    once_per_seed,
+)
 
-Metric: TypeAlias = Literal["last10", "best", "final", "suspect_auroc"]
-Rows: TypeAlias = Sequence[Sequence[str]]
-
-DECIMALS: dict[Metric, int] = {"last10": 2, "best": 2, "final": 2, "suspect_auroc": 3}
+FORMATS = {"last10": ".2f", "best": ".2f", "final": ".2f", "suspect_auroc": ".3f"}
+"""What a run's summary knows, and how it is written."""
+LOGGED = ".4g"
+"""How any other number is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +37,10 @@ class TableOptions:
     """Folders that runs were written to, or that hold such folders."""
     format: Literal["markdown", "latex", "csv"] = "markdown"
     """How the table is written. CSV has a column for the mean and one for the deviation."""
-    metric: Metric = "last10"
-    """Test accuracy in %: the mean of the last 10 rounds, the best or the final round; or the AUROC
-    of the suspected labels."""
+    metric: str = "last10"
+    """Test accuracy in %: last10, the mean of the last 10 rounds, or that of the best or the final
+    one; suspect_auroc, the AUROC of the suspected labels; or any number from metrics.jsonl, such as
+    noise_mse, as it was logged last."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,19 +54,38 @@ def main(argv: Sequence[str]) -> int:
         print(f"Left out: {unfinished} unfinished.", file=sys.stderr)
     if len(outcomes) < len(found):
         print(f"Left out: {len(found) - len(outcomes)} that repeat a seed.", file=sys.stderr)
+    outcomes, metric = with_metric(outcomes, options.metric)
     writers = {"markdown": markdown, "latex": latex, "csv": csv_text}
-    print(writers[options.format](arrange(outcomes), options.metric), end="")
+    print(writers[options.format](arrange(outcomes), metric), end="")
     return 0
 
 
-def markdown(arranged: Arranged, metric: Metric) -> str:
+def with_metric(outcomes: list[Outcome], asked: str) -> tuple[list[Outcome], str]:
+    """The outcomes with a number in their summaries that may have to come from their logs, and its
+    full name."""
+    if asked in FORMATS:
+        return outcomes, asked
+    # Not above: they import torch, and most tables need nothing of them.
+    from fedsieve.simulate.directory import METRICS, read_lines
+    from fedsieve.simulate.logged import full_name, names_in, points
+
+    logs = [[] if o.folder is None else read_lines(o.folder / METRICS) for o in outcomes]
+    metric = full_name(asked, [*FORMATS, *names_in([line for lines in logs for line in lines])])
+    found = [points(lines, metric) for lines in logs]
+    return [
+        replace(o, summary={**o.summary, metric: values[-1][1]}) if values else o
+        for o, values in zip(outcomes, found, strict=True)
+    ], metric
+
+
+def markdown(arranged: Arranged, metric: str) -> str:
     rows = _cells(arranged, metric, missing="–", between=" ± ")
     lines = [f"| {' | '.join(escape_markdown(cell) for cell in row)} |" for row in rows]
     lines.insert(1, "|" + " --- |" + " ---: |" * len(arranged.columns))
     return "\n".join(lines) + "\n"
 
 
-def latex(arranged: Arranged, metric: Metric) -> str:
+def latex(arranged: Arranged, metric: str) -> str:
     """A tabular for the package booktabs."""
     header, *body = _cells(arranged, metric, missing="--", between=r" \pm ")
     # Only names are escaped: the entries are our own LaTeX.
@@ -81,7 +108,7 @@ def latex(arranged: Arranged, metric: Metric) -> str:
     )
 
 
-def csv_text(arranged: Arranged, metric: Metric) -> str:
+def csv_text(arranged: Arranged, metric: str) -> str:
     """Two columns per scene: mean, and standard deviation (empty for a single seed)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -97,12 +124,12 @@ def csv_text(arranged: Arranged, metric: Metric) -> str:
     return text.getvalue()
 
 
-def score_text(score: Score | None, decimals: int, *, missing: str, between: str) -> str:
+def score_text(score: Score | None, form: str, *, missing: str, between: str) -> str:
     """ "mean ± std", or the value alone where there is one seed only."""
     if score is None:
         return missing
-    mean = f"{score.mean:.{decimals}f}"
-    return mean if score.std is None else f"{mean}{between}{score.std:.{decimals}f}"
+    mean = f"{score.mean:{form}}"
+    return mean if score.std is None else f"{mean}{between}{score.std:{form}}"
 
 
 def escape_markdown(text: str) -> str:
@@ -132,12 +159,12 @@ def escape_csv(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-def _cells(arranged: Arranged, metric: Metric, *, missing: str, between: str) -> list[list[str]]:
+def _cells(arranged: Arranged, metric: str, *, missing: str, between: str) -> list[list[str]]:
     rows = [["method", *arranged.columns]]
     for row in arranged.rows:
         scores = [arranged.score(row, column, metric) for column in arranged.columns]
         texts = [
-            score_text(score, DECIMALS[metric], missing=missing, between=between)
+            score_text(score, FORMATS.get(metric, LOGGED), missing=missing, between=between)
             for score in scores
         ]
         rows.append([row, *texts])

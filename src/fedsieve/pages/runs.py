@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from fedsieve.errors import FedsieveError, check
 from fedsieve.simulate.directory import CONFIG, METRICS, SUMMARY, read_lines
 from fedsieve.simulate.findings import FINDINGS, Findings, load_findings
+from fedsieve.simulate.logged import Points, is_number, points, round_of
 from fedsieve.simulate.results import Outcome, arrange
 from fedsieve.simulate.run import LAST_ROUNDS
 
 ENVIRONMENT = "env.json"
 
 T = TypeVar("T")
-Points = list[tuple[int, float]]
-"""(round, counted from 1; value)"""
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,7 @@ class RunRecord:
 
     def points(self, *path: str) -> Points:
         """The rounds with a finite number under `path`, such as ("server", "noise_ratio")."""
-        found = []
-        for place, line in enumerate(self.lines):
-            value: Any = line
-            for key in path:
-                value = value.get(key) if isinstance(value, Mapping) else None
-            if is_number(value):
-                found.append((_round_of(line, place), float(value)))
-        return found
+        return points(self.lines, ".".join(path))
 
     @property
     def accuracy(self) -> Points:
@@ -99,7 +90,7 @@ class RunRecord:
         for place, line in enumerate(self.lines):
             sent, clients = line.get(name), line.get("clients")
             if is_number(sent) and isinstance(clients, list) and clients:
-                found.append((_round_of(line, place), float(sent) / len(clients)))
+                found.append((round_of(line, place), float(sent) / len(clients)))
         return found
 
     @property
@@ -159,15 +150,6 @@ def labels_of(runs: Sequence[RunRecord]) -> list[str]:
         f"{label} ({run.folder.name} #{place})" if label in repeated else label
         for place, (label, run) in enumerate(zip(labels, runs, strict=True), start=1)
     ]
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _round_of(line: Mapping[str, Any], place: int) -> int:
-    round = line.get("round", place)
-    return (round if isinstance(round, int) else place) + 1
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -98,9 +98,12 @@ def sieved_labels(sieved: Mapping[ClientId, Sieved], truth: Truth) -> Metrics:
     return detection(p_clean, np.concatenate([truth.wrong(k) for k in sorted(opinions)]))
 
 
-def per_client(sieved: Sieved, truth: Truth, client: ClientId) -> Metrics:
-    """The sieve on one client, for the per-client lines."""
-    result = {"noise_rate": sieved.noise_rate, "true_rate": float(truth.rates[client])}
+def per_client(sieved: Sieved | None, truth: Truth, client: ClientId) -> Metrics:
+    """One client's true noise, and what its sieve, if any, made of it, for the per-client lines."""
+    result = {"true_rate": float(truth.rates[client])}
+    if sieved is None:
+        return result
+    result["noise_rate"] = sieved.noise_rate
     if sieved.p_clean is not None:
         result |= detection(sieved.p_clean.numpy(force=True), truth.wrong(client))
     return result

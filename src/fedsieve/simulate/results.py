@@ -29,11 +29,15 @@ class Outcome:
 
     settings: Settings
     summary: Mapping[str, Any]
+    folder: Path | None = None
+    """Where it lies, if it was found in a folder."""
 
     @staticmethod
-    def of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Outcome:
+    def of(
+        config: Mapping[str, Any], summary: Mapping[str, Any], folder: Path | None = None
+    ) -> Outcome:
         """From the nested tables of config.toml and summary.json."""
-        return Outcome(flat(config), summary)
+        return Outcome(flat(config), summary, folder)
 
     @property
     def identity(self) -> tuple[tuple[str, str], ...]:
@@ -129,6 +133,7 @@ def _read(folder: Path) -> Outcome:
         return Outcome.of(
             tomllib.loads(config.read_text(encoding="utf-8")),
             dict(json.loads(summary.read_bytes())),
+            folder,
         )
     except (ValueError, TypeError) as error:
         raise FedsieveError(

@@ -419,8 +419,8 @@ class Simulation:
         believed = beliefs(self.method, self.method.sieve(done.server), states)
         for result in done.results:
             line: dict[str, Any] = {"round": done.round, "client": result.client, **result.metrics}
-            if self.truth is not None and result.client in believed:
-                line |= per_client(believed[result.client], self.truth, result.client)
+            if self.truth is not None:
+                line |= per_client(believed.get(result.client), self.truth, result.client)
             line |= memorised.get(result.client, {})
             self.directory.append(CLIENTS, line)
 

@@ -1,0 +1,362 @@
+"""Pictures and tables of what several runs logged, line beside line, as papers print them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedsieve.errors import FedsieveError, check
+from fedsieve.scenes import load_scene
+from fedsieve.simulate.directory import CLIENTS, CONFIG, METRICS, SCENE, read_lines
+from fedsieve.simulate.logged import Lines, at_clients, points, round_of
+from fedsieve.simulate.results import Outcome
+from fedsieve.types import ClientId
+
+Row: TypeAlias = Sequence[str | float | None]
+
+STYLES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+TITLES = {"accuracy": "test accuracy, %"}
+"""What an axis calls a number, where its name would not do."""
+TRUE_RATE = "true_rate"
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What a run has logged so far."""
+
+    name: str
+    """Its folder, as far as it tells runs apart."""
+    identity: object
+    """What it has in common with runs that differ from it in nothing but the seed."""
+    rounds: Lines
+    clients: Lines
+    folder: Path
+
+
+def find_logs(folders: Sequence[Path]) -> list[Logs]:
+    """The runs below the folders, finished or not, that have logged a round."""
+    found = []
+    for top in folders:
+        for log in sorted(top.rglob(METRICS)):
+            folder, rounds = log.parent, read_lines(log)
+            below = folder.relative_to(top)
+            name = str(below if len(folders) == 1 and below.parts else top / below)
+            if rounds:
+                clients = read_lines(folder / CLIENTS)
+                found.append(Logs(name, _identity(folder), rounds, clients, folder))
+    return found
+
+
+def _identity(folder: Path) -> object:
+    try:
+        return Outcome.of(_config(folder), {}).identity
+    except (OSError, ValueError):
+        return folder
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+
+
+def passes(run: Logs) -> dict[int, float]:
+    """By round, how often the clients have gone through all data until then: their epochs, each for
+    its share of the samples."""
+    try:
+        epochs = int(_config(run.folder)["sgd"]["epochs"])
+        sizes = load_scene(run.folder / SCENE).sizes
+        trained = [epochs * float(sizes[line["clients"]].sum()) for line in run.rounds]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise FedsieveError(
+            f"{run.folder} does not say who trained on how much; draw it --over rounds."
+        ) from None
+    rounds = [round_of(line, place) for place, line in enumerate(run.rounds)]
+    return dict(zip(rounds, np.cumsum(trained) / sizes.sum(), strict=True))
+
+
+# -------------------------------------------------------------------------------- over the rounds
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A number over the rounds, by one seed or by several."""
+
+    run: str
+    rounds: Sequence[int]
+    """Counted from 1; those that all seeds have."""
+    seeds: Sequence[Sequence[float]]
+    """A value for each round, of each seed."""
+    passes: Sequence[float] | None = None
+    """Through the data, until the end of each round; the mean of the seeds."""
+
+    @property
+    def means(self) -> list[float]:
+        return [statistics.fmean(values) for values in zip(*self.seeds, strict=True)]
+
+    @property
+    def least(self) -> list[float]:
+        return [min(values) for values in zip(*self.seeds, strict=True)]
+
+    @property
+    def most(self) -> list[float]:
+        return [max(values) for values in zip(*self.seeds, strict=True)]
+
+
+@dataclass(frozen=True)
+class OverRounds:
+    """A panel for each number, with lines over the rounds."""
+
+    panels: Mapping[str, Sequence[Curve]]
+
+    @staticmethod
+    def of(
+        runs: Sequence[Logs], names: Sequence[str], *, mean: bool, by_passes: bool = False
+    ) -> OverRounds:
+        """The numbers of these full names; a run that has never logged one has no line in its
+        panel. With `mean`, runs that differ in their seed only are one line; `by_passes`, rounds
+        stand where so many passes through the data were made."""
+        groups: dict[object, list[Logs]] = {}
+        for place, run in enumerate(runs):
+            groups.setdefault(run.identity if mean else place, []).append(run)
+        members = list(groups.values())
+        titles = [_without_seed(m[0].name) if len(m) > 1 else m[0].name for m in members]
+        return OverRounds(
+            {
+                name: [
+                    curve
+                    for title, group in zip(_distinct(titles), members, strict=True)
+                    if (curve := _curve(title, group, name, by_passes)).rounds
+                ]
+                for name in names
+            }
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """The runs that have a line in some panel."""
+        return list(dict.fromkeys(curve.run for curves in self.panels.values() for curve in curves))
+
+    def rows(self) -> Iterator[Row]:
+        yield ("number", "run", "seeds", "round", "passes", "mean", "least", "most")
+        for name, curves in self.panels.items():
+            for curve in curves:
+                places: Sequence[float | None] = curve.passes or [None] * len(curve.rounds)
+                values = (curve.means, curve.least, curve.most)
+                for row in zip(curve.rounds, places, *values, strict=True):
+                    yield (name, curve.run, len(curve.seeds), *row)
+
+    def draw(self) -> Figure:
+        figure, panels = _panels(len(self.panels))
+        looks = _looks(self.lines)
+        for axes, (name, curves) in zip(panels, self.panels.items(), strict=True):
+            for curve in curves:
+                style, marker, colour = looks[curve.run]
+                where = curve.passes or curve.rounds
+                axes.plot(
+                    where,
+                    curve.means,
+                    style,
+                    color=colour,
+                    marker=marker,
+                    markevery=max(1, len(curve.rounds) // 10),
+                    markersize=4,
+                    label=curve.run,
+                )
+                if len(curve.seeds) > 1:
+                    axes.fill_between(
+                        where, curve.least, curve.most, color=colour, alpha=0.2, linewidth=0
+                    )
+            axes.set_ylabel(TITLES.get(name, name))
+        by_passes = any(curve.passes for curves in self.panels.values() for curve in curves)
+        panels[-1].set_xlabel("passes through the data" if by_passes else "round")
+        _legend(figure, panels)
+        return figure
+
+
+def _curve(title: str, group: Sequence[Logs], name: str, by_passes: bool) -> Curve:
+    found = [(run, dict(values)) for run in group if (values := points(run.rounds, name))]
+    rounds = sorted(set.intersection(*(set(values) for _, values in found))) if found else []
+    places = [passes(run) for run, _ in found] if by_passes else []
+    return Curve(
+        title,
+        rounds,
+        [[values[round] for round in rounds] for _, values in found],
+        [statistics.fmean(made[round] for made in places) for round in rounds] if places else None,
+    )
+
+
+# ------------------------------------------------------------------------------- over the clients
+
+
+@dataclass(frozen=True)
+class AtClients:
+    """A number that a run logged of its clients."""
+
+    run: str
+    number: str
+    values: Mapping[ClientId, float]
+
+
+@dataclass(frozen=True)
+class OverClients:
+    """A panel for each point in time, with lines over the clients in the order of their noise."""
+
+    panels: Mapping[int | None, Sequence[AtClients]]
+    """After so many rounds; None is the end."""
+    noise: Mapping[ClientId, float]
+    """The true share of wrong labels, where a simulation knows it."""
+
+    @staticmethod
+    def of(runs: Sequence[Logs], names: Sequence[str], after: Sequence[int]) -> OverClients:
+        """A line for each run and each number of these full names."""
+        noise: dict[ClientId, float] = {}
+        for run in runs:
+            for client, rate in at_clients(run.clients, TRUE_RATE).items():
+                check(
+                    noise.setdefault(client, rate) == rate,
+                    f"Client {client} has other wrong labels in {run.name} than in another run; "
+                    "draw runs of one scene and seed together.",
+                )
+        panels = {}
+        for rounds in after or (None,):
+            panels[rounds] = [
+                AtClients(run.name, name, values)
+                for run in runs
+                for name in names
+                if (values := at_clients(run.clients, name, rounds))
+            ]
+            check(bool(panels[rounds]), f"No client had logged that after {rounds} rounds.")
+        return OverClients(panels, noise)
+
+    @property
+    def lines(self) -> list[str]:
+        """The names of all lines."""
+        return list(dict.fromkeys(self._title(line) for line in self._all))
+
+    @property
+    def clients(self) -> list[ClientId]:
+        """Whoever has a value, the least noisy first, and by number where that is not known."""
+        found = {client for line in self._all for client in line.values}
+        return sorted(found, key=lambda client: (self.noise.get(client, 0.0), client))
+
+    def rows(self) -> Iterator[Row]:
+        yield ("number", "run", "after", "client", TRUE_RATE, "value")
+        for after, lines in self.panels.items():
+            for line in lines:
+                for client in self.clients:
+                    if client in line.values:
+                        noise, value = self.noise.get(client), line.values[client]
+                        yield (line.number, line.run, after, client, noise, value)
+
+    def draw(self) -> Figure:
+        figure, panels = _panels(len(self.panels), share_y=True)
+        looks, order = _looks(self.lines), self.clients
+        for axes, (after, lines) in zip(panels, self.panels.items(), strict=True):
+            for line in lines:
+                style, marker, colour = looks[self._title(line)]
+                axes.plot(
+                    *_by_place(line.values, order),
+                    linestyle=style,
+                    linewidth=0.8,
+                    color=colour,
+                    marker=marker,
+                    markersize=4,
+                    label=self._title(line),
+                )
+            if self.noise:
+                axes.plot(
+                    *_by_place(self.noise, order),
+                    color="0.6",
+                    linestyle=(0, (1, 1)),
+                    linewidth=2,
+                    label="share of wrong labels",
+                )
+            if after is not None:
+                axes.set_title(f"after {after} rounds", fontsize="medium")
+            numbers = {line.number for line in lines}
+            if len(numbers) == 1:
+                axes.set_ylabel(numbers.pop())
+        panels[-1].set_xlabel("client, the least noisy first" if self.noise else "client")
+        if len(order) <= MOST_NAMED:
+            panels[-1].set_xticks(range(len(order)), [str(client) for client in order])
+        _legend(figure, panels)
+        return figure
+
+    @property
+    def _all(self) -> list[AtClients]:
+        return [line for lines in self.panels.values() for line in lines]
+
+    def _title(self, line: AtClients) -> str:
+        """What tells a line from the others: its run, its number, or both."""
+        several_runs = len({other.run for other in self._all}) > 1
+        several_numbers = len({other.number for other in self._all}) > 1
+        if several_runs and several_numbers:
+            return f"{line.run}: {line.number}"
+        return line.number if several_numbers else line.run
+
+
+def _by_place(
+    values: Mapping[ClientId, float], order: Sequence[ClientId]
+) -> tuple[list[int], list[float]]:
+    """The places of those clients that have a value, and the values."""
+    known = [(place, values[client]) for place, client in enumerate(order) if client in values]
+    return [place for place, _ in known], [value for _, value in known]
+
+
+# -------------------------------------------------------------------------------------- appearance
+
+MOST_NAMED = 25
+"""An axis names each of so many clients."""
+
+
+def _panels(count: int, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
+    """Panels below each other, with one horizontal axis for all of them."""
+    figure = Figure(figsize=(7.5, 4.2 if count == 1 else 2.6 * count), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = list(figure.subplots(count, 1, sharex=True, sharey=share_y, squeeze=False)[:, 0])
+    for axes in panels:
+        axes.grid(alpha=0.3)
+    return figure, panels
+
+
+def _looks(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """Style, marker and colour of each line, told apart without its colour too."""
+    looks = itertools.cycle(itertools.product(STYLES, MARKERS))
+    return {
+        name: (style, marker, f"C{place % 10}")
+        for place, (name, (style, marker)) in enumerate(zip(names, looks, strict=False))
+    }
+
+
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend for all panels."""
+    entries = {
+        label: line
+        for axes in panels
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(entries.values(), entries.keys(), fontsize="small", loc="outside right center")
+
+
+def _without_seed(name: str) -> str:
+    """A run's name without the part that names its seed."""
+    return re.sub(r"[-/]?seed-?\d+$", "", name) or name
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names, numbered where some are alike."""
+    return [
+        f"{name} #{names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
