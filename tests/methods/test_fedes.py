@@ -484,14 +484,17 @@ def test_the_average_of_stage_two_goes_by_samples_and_quality() -> None:
     )
 
 
-def test_stage_two_may_begin_anew() -> None:
-    cfg = Config(pretrain_rounds=2, stage_two_start="initial")
+@pytest.mark.parametrize("trunk", ["pretrained", "initial"])
+def test_stage_two_may_begin_anew(trunk: Any) -> None:
+    """Also where only a fork of stage 1 asks for it."""
+    cfg = Config(pretrain_rounds=2, stage_two_start=trunk)
     server = init_server(cfg, START, federation((10, 30, 60), 3))
     server, _ = merge(cfg, server, 0, UPS)
     assert not torch.equal(server.weights["w"], START["w"])
-    server, _ = merge(cfg, server, 1, UPS)
+    server, _ = merge(replace(cfg, stage_two_start="initial"), server, 1, UPS)
     assert_same_weights(server.weights, START)
     assert len(server.qualities) == 3
+    assert server.initial is None, "stage 2 begins only once"
 
 
 def test_an_oracle_is_believed_from_the_start_and_never_overruled() -> None:

@@ -156,7 +156,7 @@ class Server:
     estimation: Estimation | None
     """A pass that is not over."""
     initial: Weights | None
-    """W(0), where stage 2 is to begin anew and has not begun."""
+    """W(0) until stage 2 begins, whether or not it is to begin there: a fork may decide that."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,7 @@ def init_server(cfg: Config, weights: Weights, federation: Federation) -> Server
         f"before its quality is known; set it to at least {needed}.",
     )
     qualities = oracle_qualities(cfg, federation)
-    initial = weights if cfg.stage_two_start == "initial" else None
-    return Server(weights, federation, qualities, None, initial)
+    return Server(weights, federation, qualities, estimation=None, initial=weights)
 
 
 def oracle_qualities(cfg: Config, federation: Federation) -> Mapping[ClientId, float]:
@@ -251,7 +250,8 @@ def as_found_by(cfg: Config, server: Server, round: int) -> Server:
     server, _ = concluded(cfg, server)
     if server.initial is None:
         return server
-    return replace(server, weights=server.initial, initial=None)
+    weights = server.initial if cfg.stage_two_start == "initial" else server.weights
+    return replace(server, weights=weights, initial=None)
 
 
 def select(cfg: Config, server: Server, round: int, rng: Streams) -> tuple[ClientId, ...]:
