@@ -18,13 +18,13 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def test_the_example_of_a_new_method_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "add-a-method.md").read_text(), re.DOTALL)
-    module = ModuleType("fedsce")
-    monkeypatch.setitem(sys.modules, "fedsce", module)
+    module = ModuleType("fedgce")
+    monkeypatch.setitem(sys.modules, "fedgce", module)
     exec(compile(code, "add-a-method.md", "exec"), module.__dict__)
-    monkeypatch.setitem(METHODS, "fedsce", module.METHOD)
+    monkeypatch.setitem(METHODS, "fedgce", module.METHOD)
     table = {"rounds": 1, "clients_per_round": 2, "scene": {"clients": 4}}
-    recipe = recipe_from_table(with_setting(table, "method.name", "fedsce"))
-    assert run(recipe, tmp_path)["method"] == "fedsce"
+    recipe = recipe_from_table(with_setting(table, "method.name", "fedgce"))
+    assert run(recipe, tmp_path)["method"] == "fedgce"
 
 
 def test_every_recipe_says_what_it_is_and_how_to_run_it() -> None:

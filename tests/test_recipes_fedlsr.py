@@ -18,7 +18,7 @@ import pytest
 from fedsieve.cli.grid import expand
 from fedsieve.cli.recipes import first_comment
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import fedavg, fedlsr
+from fedsieve.methods import fedavg, fedlsr, fedsce
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import (
     DataConfig,
@@ -117,6 +117,28 @@ def table_3() -> dict[str, dict[str, Recipe]]:
     return files
 
 
+def symmetric_ce() -> dict[str, dict[str, Recipe]]:
+    """Its row of Table 3, and its combination with LSR of Table 7."""
+    alpha = {"mnist": 0.01, "fashion-mnist": 0.1, "cifar10": 0.1}
+    return {
+        "table3-symmetric-ce": {
+            f"{source}-{column}": small(
+                "table3-symmetric-ce", source, column, fedsce.Config(alpha=alpha[source])
+            )
+            for source, column in product(TABLE_2, NOISES)
+        },
+        "table7": {
+            column: small(
+                "table7",
+                "fashion-mnist",
+                column,
+                lsr("fashion-mnist", column, prediction="logits", alpha=0.1, beta=1.0),
+            )
+            for column in ("symmetric0.7", "pairwise0.4")
+        },
+    }
+
+
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "table4": {
         "w/o MixUp prediction": {"prediction": "none"},
@@ -149,7 +171,7 @@ def tables_4_to_6() -> dict[str, dict[str, Recipe]]:
             scene=SceneConfig(clients=100, partition=partition, noise=NOISES[column]),
         )
         for column in ("symmetric0.7", "pairwise0.4")
-        for method in (fedavg.Config(), lsr(source, column, distance="l1"))
+        for method in (fedavg.Config(), fedsce.Config(), lsr(source, column, distance="l1"))
     }
     return files
 
@@ -167,13 +189,15 @@ def table_8() -> dict[str, dict[str, Recipe]]:
         scene=SceneConfig(clients=100),
         model=ModelConfig(name="resnet50", weights=Path("data/resnet50-0676ba61.pth")),
     )
-    method = fedlsr.Config(
-        preset="authors", gamma=1.2, warmup_rounds=10, distance="l1", lr_drop_round=20
-    )
+    slow, fast = replace(SGD, lr=0.01), replace(SGD, lr=0.1)
+    method = fedlsr.Config(preset="authors", gamma=1.2, warmup_rounds=10, distance="l1")
+    joined = replace(method, gamma=1.0, prediction="logits")
     return {
         "table8": {
-            "fedavg": replace(base, sgd=replace(SGD, lr=0.01)),
-            "fedlsr": replace(base, sgd=replace(SGD, lr=0.1), method=method),
+            "fedavg": replace(base, sgd=slow),
+            "fedlsr": replace(base, sgd=fast, method=replace(method, lr_drop_round=20)),
+            "fedsce": replace(base, sgd=slow, method=fedsce.Config()),
+            "fedsce-lsr": replace(base, sgd=slow, method=joined),
         }
     }
 
@@ -215,7 +239,15 @@ def fedgr_tables() -> dict[str, dict[str, Recipe]]:
     return files
 
 
-EXPECTED = table_1() | table_3() | tables_4_to_6() | table_8() | figure_6() | fedgr_tables()
+EXPECTED = (
+    table_1()
+    | table_3()
+    | symmetric_ce()
+    | tables_4_to_6()
+    | table_8()
+    | figure_6()
+    | fedgr_tables()
+)
 
 
 def runs(file: str) -> dict[str, Recipe]:
@@ -231,7 +263,7 @@ def test_there_is_a_file_for_every_published_setting_and_no_other() -> None:
     assert sorted(FILES) == sorted(EXPECTED)
     assert len(EXPECTED["table1"]) == 2 * 2 * 5
     assert sum(map(len, table_3().values())) == 3 * 8 * 2
-    assert [len(found) for found in tables_4_to_6().values()] == [2 * 8, 4 * 8, 2 * 2]
+    assert [len(found) for found in tables_4_to_6().values()] == [2 * 8, 4 * 8, 2 * 3]
     assert sum(map(len, fedgr_tables().values())) == 2 * 2 * 7
 
 
@@ -276,6 +308,13 @@ def test_the_header_of_a_column_gives_both_published_numbers() -> None:
             assert f"# Published: FedAvg {theirs}, FedLSR {ours}, " in header
 
 
+def test_the_header_of_symmetric_ce_gives_its_rows() -> None:
+    section = paper().split("Table 3: Test accuracy on benchmark")[1].split("Table 4")[0]
+    rows = published_rows(section)
+    for i, name in enumerate(("MNIST", "Fashion-MNIST", "CIFAR-10")):
+        assert f"#   {name} {' '.join(rows[5 * i + 1])}\n" in FILES["table3-symmetric-ce"]
+
+
 @pytest.mark.parametrize(("table", "columns"), [("4", (0, 1)), ("5", (0, 2, 3, 4))])
 def test_the_header_of_an_ablation_gives_its_rows(table: str, columns: tuple[int, ...]) -> None:
     """The paper's tables have a line for each noise level, and our headers one for each variant."""
@@ -296,14 +335,21 @@ def test_the_headers_of_the_other_tables_give_their_numbers() -> None:
     assert found == [numbers for _, numbers in rows]
     assert len(found) == 5
     section = text.split("Table 6: Test accuracy")[1].split("4.5 Potential")[0]
-    fedavg_6, *_, ours_6 = re.findall(r"Non-IID (\d\d\.\d\d \d\d\.\d\d)", section)
+    fedavg_6, sce_6, *_, ours_6 = re.findall(r"Non-IID (\d\d\.\d\d \d\d\.\d\d)", section)
     header = " ".join(FILES["table6"].replace("#", "").split())
-    assert f"FedAvg {fedavg_6}, FedLSR {ours_6}." in header
+    assert f"FedAvg {fedavg_6}, Symmetric CE {sce_6}, FedLSR {ours_6}." in header
+    joined_7 = re.search(r"Symmetric CE \+ LSR (\S+) \S+ (\S+)", text.replace("(+ ", "(+"))
+    assert joined_7 is not None
+    header = " ".join(FILES["table7"].replace("#", "").split())
+    assert f"Symmetric CE + LSR {joined_7[1]} {joined_7[2]}." in header
     section = text.split("Table 8: Average")[1]
-    fedavg_8, ours_8 = re.findall(
-        r"^[56] FedAvg.* F\. L\. (\d\d\.\d\d)$", section, flags=re.MULTILINE
+    fedavg_8, ours_8, sce_8, joined_8 = re.findall(
+        r"^[5-8] .* F\. L\. (\d\d\.\d\d)$", section, flags=re.MULTILINE
     )
-    assert f"FedAvg {fedavg_8}, FedLSR {ours_8}, best round" in FILES["table8"]
+    published = (
+        f"FedAvg {fedavg_8}, FedLSR {ours_8}, Symmetric CE {sce_8}, Symmetric CE + LSR {joined_8}"
+    )
+    assert f"{published}, best round" in FILES["table8"]
 
 
 # --------------------------------------------------------------- options named in the headers

@@ -37,6 +37,7 @@ def objective_of(**changes: Any) -> Objective:
         "distillation_temperature": 1 / 3,
         "entropy_of": None,
         "lambda_e": 0.0,
+        "symmetric": None,
     }
     return Objective(**(values | changes))
 
@@ -94,7 +95,12 @@ def test_the_presets_differ_in_every_switch() -> None:
         ({"distillation_temperature": math.inf}, "distillation_temperature must be above 0"),
         ({"preset": "papers"}, "preset must be one of 'paper', 'authors', not 'papers'"),
         ({"distance": "kl"}, "distance must be one of 'js', 'l1', 'l2', 'cosine'"),
-        ({"prediction": "plain"}, "prediction must be one of 'mixed', 'original', 'none'"),
+        (
+            {"prediction": "plain"},
+            "prediction must be one of 'mixed', 'original', 'none', 'logits'",
+        ),
+        ({"alpha": -1.0}, "alpha must be at least 0"),
+        ({"alpha": 0.0, "beta": 0.0}, "alpha and method.beta are both 0"),
         ({"view": "strong"}, "view must be one of 'raw', 'weak'"),
         ({"js_reduction": "batch"}, "js_reduction must be one of 'sum', 'mean'"),
         ({"entropy_of": "both"}, "entropy_of must be one of 'predictions', 'softened'"),
@@ -335,6 +341,19 @@ def test_without_mixup_both_images_are_classified_as_they_are() -> None:
     torch.testing.assert_close(loss, both)
 
 
+def test_mixed_logits_are_classified_by_symmetric_cross_entropy() -> None:
+    """Table 7: α·CE(o, y) + β·9.21·(1 − p_y) of o = λ·o1 + (1 − λ)·o2, and the distillation."""
+    o, batch = outputs_of(5), batch_of(5, gamma=0.7)
+    mixed = (0.25 * o[1] + 0.75 * o[2]).double().numpy()
+    p = np.exp(mixed) / np.exp(mixed).sum(axis=1, keepdims=True)
+    p_y = p[np.arange(5), batch["label"].numpy()]
+    terms = -2 * np.log(p_y) - 3 * np.log(1e-4) * (1 - p_y)
+    terms = terms + 0.7 * by_numpy(o, batch["label"], 0.25)[1]
+    objective = objective_of(prediction="logits", symmetric=(2.0, 3.0))
+    loss = fedlsr.local_loss(objective, batch, Recorder(o, []))
+    assert loss.item() == pytest.approx(terms.mean(), rel=1e-4)
+
+
 def test_padding_does_not_count() -> None:
     o = outputs_of(5)
     full = batch_of(5, gamma=0.5, weight=torch.tensor([1.0, 1, 1, 0, 0]))
@@ -477,6 +496,8 @@ def test_a_plan_carries_the_settings_of_its_loss() -> None:
     assert hash(loss.args)
     off: Any = plan_of(Config(gamma=0.0), Down({}, 0.0, 1.0)).loss
     assert off.args == (objective_of(distance=None),)
+    logits: Any = plan_of(Config(prediction="logits", beta=0.5), Down({}, 0.1, 1.0)).loss
+    assert logits.args == (objective_of(prediction="logits", symmetric=(0.1, 0.5)),)
 
 
 def test_the_learning_rate_follows_the_server() -> None:

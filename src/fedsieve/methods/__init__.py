@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 
 from fedsieve.errors import FedsieveError
-from fedsieve.methods import fedavg, feddiv, fedes, fedgr, fedlsr, fedprox
+from fedsieve.methods import fedavg, feddiv, fedes, fedgr, fedlsr, fedprox, fedsce
 from fedsieve.methods.contract import Method
 
 METHODS: dict[str, Method] = {
-    m.METHOD.name: m.METHOD for m in (fedavg, fedprox, fedgr, fedlsr, fedes, feddiv)
+    m.METHOD.name: m.METHOD for m in (fedavg, fedprox, fedsce, fedgr, fedlsr, fedes, feddiv)
 }
 
 

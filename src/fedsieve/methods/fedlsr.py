@@ -42,10 +42,11 @@ from torch.nn import functional as F
 from fedsieve.errors import check
 from fedsieve.local.bench import Bench
 from fedsieve.local.plan import Batch, Net, count_steps
-from fedsieve.losses import cross_entropy, soft_cross_entropy
+from fedsieve.losses import cross_entropy, soft_cross_entropy, symmetric_cross_entropy
 from fedsieve.methods import contract, fedavg
 from fedsieve.methods.contract import Federation
 from fedsieve.methods.fedavg import Client, Server, Up
+from fedsieve.methods.fedsce import check_weights
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 
@@ -54,7 +55,7 @@ from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 Preset: TypeAlias = Literal["paper", "authors"]
 JsReduction: TypeAlias = Literal["sum", "mean"]
 EntropyOf: TypeAlias = Literal["predictions", "softened"]
-Prediction: TypeAlias = Literal["mixed", "original", "none"]
+Prediction: TypeAlias = Literal["mixed", "original", "none", "logits"]
 Distance: TypeAlias = Literal["js", "l1", "l2", "cosine"]
 ViewName: TypeAlias = Literal["raw", "weak"]
 
@@ -104,7 +105,12 @@ class Config(contract.Config):
     on IID data), "l1" (the paper's on other data), "l2", or "cosine"."""
     prediction: Prediction = "mixed"
     """What is classified: the sharpened mixture of both predictions; the sharpened prediction of x
-    alone ("original", the ablation λ = 1); or the plain logits of both ("none", "w/o MixUp")."""
+    alone ("original", the ablation λ = 1); the plain logits of both ("none", "w/o MixUp"); or the
+    mixture of both logits, by symmetric cross entropy ("logits", Table 7's combination with it)."""
+    alpha: float = 0.1
+    """α, weight of the cross entropy where `prediction = "logits"` (at least 0; paper 0.1)."""
+    beta: float = 1.0
+    """β, weight of the reverse cross entropy there (at least 0; paper 1)."""
     view: ViewName = "raw"
     """x: the image as it is (the paper), or the weak view that other methods train on."""
     lr_drop_round: int | None = None
@@ -138,6 +144,7 @@ class Config(contract.Config):
             0 < distillation < math.inf,
             f"method.distillation_temperature must be above 0, not {distillation}.",
         )
+        check_weights(self.alpha, self.beta)
 
     @property
     def switches(self) -> Switches:
@@ -194,6 +201,7 @@ def train(
         distillation_temperature=cfg.distillation_temperature,
         entropy_of=cfg.switches.entropy_of if cfg.lambda_e > 0 else None,
         lambda_e=cfg.lambda_e,
+        symmetric=(cfg.alpha, cfg.beta) if cfg.prediction == "logits" else None,
     )
     mixing = draw_mixing(cfg.prediction, count_steps(len(shard), sgd), rng("mixing"))
     plan = replace(
@@ -219,7 +227,7 @@ def draw_mixing(prediction: Prediction, steps: int, rng: np.random.Generator) ->
 
 
 def mixed(p1: Tensor, p2: Tensor, mixing: Tensor) -> Tensor:
-    """Eq. 6: (B, M) p = λ·p1 + (1 − λ)·p2, for one λ () per batch."""
+    """Eq. 6: (B, M) p = λ·p1 + (1 − λ)·p2, for one λ () per batch; in Table 7 of logits."""
     assert mixing.dim() == 0
     return mixing * p1 + (1 - mixing) * p2
 
@@ -305,6 +313,8 @@ class Objective:
     entropy_of: EntropyOf | None
     """None where λ_e is 0."""
     lambda_e: float
+    symmetric: tuple[float, float] | None
+    """α and β of symmetric cross entropy; None for predictions other than "logits"."""
 
 
 def local_loss(objective: Objective, batch: Batch, net: Net) -> Tensor:
@@ -313,6 +323,9 @@ def local_loss(objective: Objective, batch: Batch, net: Net) -> Tensor:
     labels = batch["label"]
     if objective.prediction == "none":
         terms = (cross_entropy(o1, labels) + cross_entropy(o2, labels)) / 2
+    elif objective.symmetric is not None:
+        o = mixed(o1, o2, batch["mixing"])
+        terms = symmetric_cross_entropy(o, labels, *objective.symmetric)
     else:
         p = mixed(o1.softmax(dim=1), o2.softmax(dim=1), batch["mixing"])
         terms = bounded_cross_entropy(sharpened(p, objective.sharpening_temperature), labels)
