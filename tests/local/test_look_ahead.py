@@ -10,8 +10,8 @@ import pytest
 import torch
 from graph_stage import a_setup, needs_gpu
 
+from fedsieve.local.ahead import Ahead, look_ahead, wishes
 from fedsieve.local.bench import EagerBench
-from fedsieve.local.graph import Ahead, look_ahead, wishes
 from fedsieve.local.plan import Plan, Sgd, draws
 from fedsieve.local.together import ViewsTogether
 from fedsieve.methods.fedavg import local_loss

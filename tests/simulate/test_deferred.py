@@ -21,9 +21,10 @@ from fedsieve.recipe import Recipe
 from fedsieve.simulate import run as simulation
 from fedsieve.simulate.directory import METRICS, RunDirectory, read_lines
 from fedsieve.simulate.run import RunInterruptedError, run
-from fedsieve.simulate.runners import InProcess, nothing
+from fedsieve.simulate.runners import InProcess
 from fedsieve.simulate.store import Snapshot
 from fedsieve.simulate.world import Job, Result
+from fedsieve.types import nothing
 from helpers import (
     REMEMBERING,
     Cut,

@@ -21,7 +21,7 @@ from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, SOURCES, Dataset, load
 from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
 from fedsieve.local.bench import Setup
-from fedsieve.local.graph import import_compiler, nothing
+from fedsieve.local.compiled import import_compiler
 from fedsieve.methods import method
 from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
@@ -53,7 +53,7 @@ from fedsieve.simulate.world import (
     make_world,
     pick_device,
 )
-from fedsieve.types import SERVER, ClientId, Metrics, Streams, Weights
+from fedsieve.types import SERVER, ClientId, Metrics, Streams, Weights, nothing
 
 LAST_ROUNDS = 10
 """Accuracy is reported as the mean of this many last rounds, as the papers do."""

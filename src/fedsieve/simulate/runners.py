@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.errors import FedsieveError, check
+from fedsieve.local.ahead import Ahead, look_ahead
 from fedsieve.local.bench import (
     EVALUATION_CHUNK,
     Bench,
@@ -39,7 +40,7 @@ from fedsieve.local.bench import (
     Setup,
     draws_from_torch,
 )
-from fedsieve.local.graph import Ahead, GraphBench, look_ahead, nothing
+from fedsieve.local.graph import GraphBench
 from fedsieve.local.slices import (
     Slice,
     SlicingError,
@@ -60,7 +61,7 @@ from fedsieve.simulate.world import (
     run_client,
     run_site,
 )
-from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
+from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights, nothing
 
 PRELOAD = [__name__]
 """What every worker needs."""
