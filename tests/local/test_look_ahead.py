@@ -17,7 +17,7 @@ from fedsieve.local.together import ViewsTogether
 from fedsieve.methods.fedavg import local_loss
 from fedsieve.simulate.directory import MODEL
 from fedsieve.simulate.run import run
-from fedsieve.simulate.runners import Slots
+from fedsieve.simulate.slots import Slots
 from fedsieve.types import Streams
 from helpers import tiny_recipe
 
