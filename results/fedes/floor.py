@@ -27,8 +27,7 @@ from fedsieve.recipe import Recipe
 from fedsieve.scenes import load_scene
 from fedsieve.serial import decode
 from fedsieve.simulate.directory import MODEL, SCENE, Model, RunDirectory
-from fedsieve.simulate.run import load_data
-from fedsieve.simulate.world import classified, make_setup
+from fedsieve.simulate.world import classified, load_data, make_setup
 
 STYLES = {"FedAvg": "--", "ρ ≥ 0": "-", "ρ ≥ 0.1": ":"}
 STAGE_ONE = (10, 2)

@@ -22,8 +22,8 @@ from fedsieve.serial import decode
 from fedsieve.sieve.gmm import clean_posterior, fit_mixture
 from fedsieve.simulate.diagnose import Truth, correlation
 from fedsieve.simulate.directory import SCENE, RunDirectory
-from fedsieve.simulate.run import load_data
 from fedsieve.simulate.store import state_file
+from fedsieve.simulate.world import load_data
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

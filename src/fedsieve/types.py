@@ -70,3 +70,7 @@ class Streams:
 
     def __call__(self, purpose: str) -> np.random.Generator:
         return rng_for(self.seed, self.round, self.client, purpose)
+
+
+def nothing() -> None:
+    pass

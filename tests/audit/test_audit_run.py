@@ -23,7 +23,7 @@ from fedsieve.data.sources.digits import load_digits
 from fedsieve.errors import FedsieveError
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import load_scene
-from fedsieve.simulate.run import Silent
+from fedsieve.simulate.control import Silent
 
 WRONG = 12
 """Labels that are wrong at the second site; those of the others are right."""

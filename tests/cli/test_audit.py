@@ -13,7 +13,7 @@ from fedsieve.cli import audit as command
 from fedsieve.cli.audit import OneBar
 from fedsieve.data.own import read_own
 from fedsieve.data.sources.digits import load_digits
-from fedsieve.simulate.run import RunInterruptedError
+from fedsieve.simulate.control import RunInterruptedError
 
 
 @pytest.fixture

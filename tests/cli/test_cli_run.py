@@ -19,9 +19,9 @@ import torch
 from fedsieve import files
 from fedsieve.cli import run as command
 from fedsieve.cli.run import result_rows
+from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import read_lines
 from fedsieve.simulate.results import Outcome, arrange
-from fedsieve.simulate.run import RunInterruptedError
 
 CONTROL = {chr(code) for code in range(32)} - {"\n"}
 

@@ -12,9 +12,16 @@ import torch
 from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
 from fedsieve.serial import decode, encode
-from fedsieve.simulate.run import scene_of
 from fedsieve.simulate.runners import InProcess
-from fedsieve.simulate.world import Job, Result, World, initial_weights, make_setup, make_world
+from fedsieve.simulate.world import (
+    Job,
+    Result,
+    World,
+    initial_weights,
+    make_setup,
+    make_world,
+    scene_of,
+)
 from fedsieve.types import SERVER, Shard, Streams
 from helpers import few_digits, tiny_recipe
 

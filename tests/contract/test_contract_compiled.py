@@ -13,10 +13,10 @@ import torch
 from contract_stage import stage_of
 from torch import Tensor, nn
 
-from fedsieve.local import graph
+from fedsieve.local import compiled as compiled_module
 from fedsieve.local.bench import EagerBench, FrozenNet, LossNet
+from fedsieve.local.compiled import batch_loss, compiled_loss
 from fedsieve.local.flat import Replica
-from fedsieve.local.graph import batch_loss, compiled_loss
 from fedsieve.local.plan import Fitted, Plan, seed_dropout
 from fedsieve.methods import METHODS
 from fedsieve.methods.contract import Method
@@ -77,7 +77,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    monkeypatch.setattr(graph, "_compiled_losses", {})
+    monkeypatch.setattr(compiled_module, "_compiled_losses", {})
     return seen
 
 

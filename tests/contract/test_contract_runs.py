@@ -18,6 +18,7 @@ from fedsieve.methods import METHODS
 from fedsieve.methods.contract import Method
 from fedsieve.scenes import load_scene
 from fedsieve.scenes.scene import fingerprint_of
+from fedsieve.simulate import rounds as rounds_module
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.directory import read_lines
 from fedsieve.simulate.run import run
@@ -99,7 +100,7 @@ def test_the_true_labels_change_nothing_but_diagnostics(
     shuffled = data.train_labels[torch.randperm(240, generator=torch.Generator().manual_seed(1))]
     scene = load_scene(whole(method) / "scene.safetensors")
     other = replace(scene, fingerprint=fingerprint_of(shuffled.numpy()))
-    monkeypatch.setattr(run_module, "scene_of", lambda recipe, data: other)
+    monkeypatch.setattr(rounds_module, "scene_of", lambda recipe, data: other)
     lie = replace(data, train_labels=shuffled)
     monkeypatch.setattr(run_module, "load_data", lambda recipe: lie)
     run(recipe_for(method), tmp_path)

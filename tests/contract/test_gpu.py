@@ -17,9 +17,15 @@ from fedsieve.models import ModelConfig
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import SceneConfig
 from fedsieve.serial import to_device, values_of
-from fedsieve.simulate.run import scene_of
 from fedsieve.simulate.runners import set_gpu_arithmetic
-from fedsieve.simulate.world import Job, initial_weights, make_setup, make_world, run_client
+from fedsieve.simulate.world import (
+    Job,
+    initial_weights,
+    make_setup,
+    make_world,
+    run_client,
+    scene_of,
+)
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,8 +24,8 @@ from fedsieve.data.sources.digits import load_digits
 from fedsieve.methods import METHODS, fedgr
 from fedsieve.recipe import Recipe
 from fedsieve.serial import decode
-from fedsieve.simulate.run import run, scene_of
-from fedsieve.simulate.world import make_world
+from fedsieve.simulate.run import run
+from fedsieve.simulate.world import make_world, scene_of
 from fedsieve.types import Shard
 from helpers import final_bytes, timeless_lines
 

@@ -21,8 +21,9 @@ from flower_stage import three_clients
 
 from fedsieve.methods import fedgr
 from fedsieve.serial import decode
+from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import RunDirectory
-from fedsieve.simulate.run import RunInterruptedError, run
+from fedsieve.simulate.run import run
 from helpers import timeless_lines, with_engine
 
 UNDISTURBED = 3

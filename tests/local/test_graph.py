@@ -22,8 +22,10 @@ from torch import Tensor
 
 from fedsieve.errors import FedsieveError
 from fedsieve.local.bench import EagerBench
-from fedsieve.local.graph import GraphBench, loss_key, program_key
+from fedsieve.local.compiled import loss_key
+from fedsieve.local.graph import GraphBench
 from fedsieve.local.plan import Batch, Ema, Fitted, Net, Plan, Sgd, count_steps
+from fedsieve.local.program import program_key
 from fedsieve.losses import cross_entropy, kl
 from fedsieve.methods.fedavg import local_loss
 from fedsieve.models import ModelConfig, build_model

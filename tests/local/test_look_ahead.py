@@ -10,14 +10,14 @@ import pytest
 import torch
 from graph_stage import a_setup, needs_gpu
 
+from fedsieve.local.ahead import Ahead, look_ahead, wishes
 from fedsieve.local.bench import EagerBench
-from fedsieve.local.graph import Ahead, look_ahead, wishes
 from fedsieve.local.plan import Plan, Sgd, draws
 from fedsieve.local.together import ViewsTogether
 from fedsieve.methods.fedavg import local_loss
 from fedsieve.simulate.directory import MODEL
 from fedsieve.simulate.run import run
-from fedsieve.simulate.runners import Slots
+from fedsieve.simulate.slots import Slots
 from fedsieve.types import Streams
 from helpers import tiny_recipe
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from fedsieve.local.graph import _Turns
+from fedsieve.local.turns import Turns
 
 
 def test_whoever_is_alone_has_nobody_beside_and_all_get_their_turn() -> None:
-    turns, lock = _Turns(), threading.Lock()
+    turns, lock = Turns(), threading.Lock()
     inside: list[str] = []
     most = {"side by side": 0, "alone": 0}
 
@@ -45,7 +45,7 @@ def test_whoever_is_alone_has_nobody_beside_and_all_get_their_turn() -> None:
 
 
 def test_a_failure_ends_the_turn() -> None:
-    turns = _Turns()
+    turns = Turns()
     for turn in (turns.alone, turns.side_by_side, turns.alone):
         try:
             with turn():

@@ -52,7 +52,8 @@ from fedsieve.recipe import Recipe, cells, read_recipe, recipe_from_table, shipp
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.diagnose import Truth
 from fedsieve.simulate.directory import read_lines
-from fedsieve.simulate.run import run, scene_of
+from fedsieve.simulate.run import run
+from fedsieve.simulate.world import scene_of
 from fedsieve.types import SERVER, Shard, Streams
 from helpers import assert_same_weights, few_digits, final_bytes, same_bits, tiny_recipe
 

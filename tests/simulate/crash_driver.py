@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.recipe import Recipe
-from fedsieve.simulate.run import RunInterruptedError, run
+from fedsieve.simulate.control import RunInterruptedError
+from fedsieve.simulate.run import run
 from helpers import register_remembering, tiny_recipe, with_engine
 
 STOPPED = 3

@@ -18,12 +18,15 @@ import pytest
 
 from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
-from fedsieve.simulate import run as simulation
+from fedsieve.simulate import rounds as rounds_module
+from fedsieve.simulate import run as run_module
+from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import METRICS, RunDirectory, read_lines
-from fedsieve.simulate.run import RunInterruptedError, run
-from fedsieve.simulate.runners import InProcess, nothing
+from fedsieve.simulate.run import run
+from fedsieve.simulate.runners import InProcess
 from fedsieve.simulate.store import Snapshot
 from fedsieve.simulate.world import Job, Result
+from fedsieve.types import nothing
 from helpers import (
     REMEMBERING,
     Cut,
@@ -53,14 +56,14 @@ class Idle(InProcess):
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "remembering", REMEMBERING)
-    monkeypatch.setattr(simulation, "load_data", lambda recipe: few_digits())
+    monkeypatch.setattr(run_module, "load_data", lambda recipe: few_digits())
 
 
 @pytest.fixture
 def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose rounds are described at once; those after it are described later."""
     run(a_recipe(), tmp_path / "at once")
-    monkeypatch.setattr(simulation, "InProcess", Idle)
+    monkeypatch.setattr(rounds_module, "InProcess", Idle)
     return tmp_path / "at once"
 
 

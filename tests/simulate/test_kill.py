@@ -22,7 +22,7 @@ from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
 from fedsieve.simulate.directory import RunDirectory, read_lines
 from fedsieve.simulate.run import run
-from fedsieve.simulate.runners import PRELOAD
+from fedsieve.simulate.workers import PRELOAD
 from helpers import REMEMBERING, assert_same_run, with_engine
 
 METHOD_NAMES = ("remembering", "fedgr")

@@ -17,10 +17,12 @@ import pytest
 from fedsieve.errors import FedsieveError
 from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
+from fedsieve.simulate import rounds as rounds_module
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate import saving
 from fedsieve.simulate.directory import Checkpoint, RunDirectory, read_lines
-from fedsieve.simulate.run import run, seconds_between_checkpoints
+from fedsieve.simulate.rounds import seconds_between_checkpoints
+from fedsieve.simulate.run import run
 from fedsieve.simulate.store import ClientStore
 from helpers import (
     REMEMBERING,
@@ -44,7 +46,7 @@ def _small_and_tight() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS, "remembering", REMEMBERING)
-        patch.setattr(run_module, "ClientStore", tight)
+        patch.setattr(rounds_module, "ClientStore", tight)
         patch.setattr(run_module, "load_data", lambda recipe: few_digits())
         yield
 
@@ -221,7 +223,7 @@ def test_how_long_the_last_one_took_counts(tmp_path: Path, monkeypatch: pytest.M
     is due after twenty more, which is after the end of these six rounds."""
     looks = itertools.count(time.monotonic(), 61.0)
     clock = SimpleNamespace(monotonic=lambda: next(looks), perf_counter=time.perf_counter)
-    monkeypatch.setattr(run_module, "time", clock)
+    monkeypatch.setattr(rounds_module, "time", clock)
     monkeypatch.setattr(saving, "time", clock)
     saved = []
     commit = RunDirectory.commit

@@ -21,11 +21,13 @@ from fedsieve.errors import FedsieveError
 from fedsieve.methods import METHODS, fedavg
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import Scene, load_scene
+from fedsieve.simulate import rounds as rounds_module
 from fedsieve.simulate import run as run_module
+from fedsieve.simulate import summary as summary_module
 from fedsieve.simulate.directory import read_lines
-from fedsieve.simulate.run import run, scene_of
+from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import InProcess
-from fedsieve.simulate.world import Job, initial_weights, make_setup, make_world
+from fedsieve.simulate.world import Job, initial_weights, make_setup, make_world, scene_of
 from helpers import REMEMBERING, Memory, tiny_recipe, with_engine
 
 FLOATS = 144 + 64 + 4608 + 128 + 8256 + 650
@@ -95,7 +97,7 @@ def test_accuracy_and_suspicion_are_those_of_the_final_model(tmp_path: Path) -> 
 def test_the_mean_of_the_last_ten_rounds_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "LAST_ROUNDS", 2)
+    monkeypatch.setattr(summary_module, "LAST_ROUNDS", 2)
     summary = run(tiny_recipe(), tmp_path)
     accuracies = [line["accuracy"] for line in read_lines(tmp_path / "metrics.jsonl")]
     assert summary["last10"] == pytest.approx(np.mean(accuracies[2:]))
@@ -282,7 +284,7 @@ def with_sizes(recipe: Recipe, sizes: Sequence[int]) -> Scene:
 
 def use_scene(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     """Let runs have this scene, whatever their recipe says."""
-    monkeypatch.setattr(run_module, "scene_of", lambda recipe, data: scene)
+    monkeypatch.setattr(rounds_module, "scene_of", lambda recipe, data: scene)
 
 
 WITHOUT_WALK = {"feddiv": {"name": "feddiv", "warmup_passes": 0}}

@@ -17,9 +17,10 @@ from fedsieve.errors import FedsieveError
 from fedsieve.local.bench import Setup
 from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
-from fedsieve.simulate import run as run_module
+from fedsieve.simulate import rounds as rounds_module
+from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import METRICS, RunDirectory, read_lines
-from fedsieve.simulate.run import RunInterruptedError, run
+from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import InProcess
 from fedsieve.simulate.world import World
 from helpers import REMEMBERING, assert_same_run, tiny_recipe, with_engine
@@ -146,8 +147,8 @@ def test_a_long_run_gets_workers_by_itself(
     expected: list[int],
 ) -> None:
     Spy.started = []
-    monkeypatch.setattr(run_module, "Workers", Spy)
-    monkeypatch.setattr(run_module, "LONG_RUN_SECONDS", seconds)
+    monkeypatch.setattr(rounds_module, "Workers", Spy)
+    monkeypatch.setattr(rounds_module, "LONG_RUN_SECONDS", seconds)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     recipe = with_engine(tiny_recipe(rounds=3), workers=asked)
     run(recipe, tmp_path, may_fork_out=may)
@@ -158,7 +159,7 @@ def test_the_runner_is_what_the_engine_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Spy.started = []
-    monkeypatch.setattr(run_module, "Workers", Spy)
+    monkeypatch.setattr(rounds_module, "Workers", Spy)
     run(with_engine(tiny_recipe(rounds=1), workers=5), tmp_path)
     assert Spy.started == [5]
 

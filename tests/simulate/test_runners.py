@@ -24,8 +24,9 @@ from fedsieve.methods import METHODS
 from fedsieve.methods.contract import Federation
 from fedsieve.recipe import Recipe
 from fedsieve.serial import encode
-from fedsieve.simulate.run import run, scene_of
-from fedsieve.simulate.runners import InProcess, Runner, SharedWorld, Workers, one_thread
+from fedsieve.simulate.run import run
+from fedsieve.simulate.runners import InProcess, Runner, one_thread
+from fedsieve.simulate.workers import SharedWorld, Workers
 from fedsieve.simulate.world import (
     Job,
     Result,
@@ -34,6 +35,7 @@ from fedsieve.simulate.world import (
     initial_weights,
     make_setup,
     make_world,
+    scene_of,
 )
 from helpers import assert_same_run, assert_same_weights, tiny_recipe, with_engine
 
@@ -179,8 +181,8 @@ def test_workers_are_born_deaf_to_ctrl_c() -> None:
     """In a process that has not used multiprocessing before, in which more has to be started."""
     program = (
         "from multiprocessing import forkserver\n"
-        "from fedsieve.simulate import runners\n"
-        "runners._start_forkserver()\n"
+        "from fedsieve.simulate import workers\n"
+        "workers._start_forkserver()\n"
         "server = forkserver._forkserver._forkserver_pid\n"
         "print(open(f'/proc/{server}/status').read())\n"
     )

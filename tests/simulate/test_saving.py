@@ -20,10 +20,12 @@ from fedsieve.errors import FedsieveError
 from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
 from fedsieve.serial import decode
+from fedsieve.simulate import rounds as rounds_module
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate import saving
+from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import METRICS, Checkpoint, RunDirectory, read_lines
-from fedsieve.simulate.run import RunInterruptedError, run
+from fedsieve.simulate.run import run
 from fedsieve.simulate.saving import Saver
 from fedsieve.simulate.store import ClientStore, Snapshot, state_file
 from helpers import (
@@ -356,7 +358,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         return ClientStore(*arguments, **(named | {"budget_bytes": 120_000}))
 
     monkeypatch.setitem(METHODS, "remembering", REMEMBERING)
-    monkeypatch.setattr(run_module, "ClientStore", tight)
+    monkeypatch.setattr(rounds_module, "ClientStore", tight)
     monkeypatch.setattr(run_module, "load_data", lambda recipe: few_digits())
 
 
@@ -513,21 +515,21 @@ def test_a_last_checkpoint_that_is_not_kept_holds_nobody_up(
     """Its first state cannot be written before the summary is there; then it is given up."""
     written: list[int] = []
     ready = threading.Event()
-    write, summary = Snapshot.write, run_module.Simulation.summary
+    write, summary = Snapshot.write, rounds_module.Simulation.summary
 
     def slow(snapshot: Snapshot, client: int) -> None:
         assert ready.wait(60)
         written.append(client)
         write(snapshot, client)
 
-    def noting(simulation: run_module.Simulation) -> dict[str, Any]:
+    def noting(simulation: rounds_module.Simulation) -> dict[str, Any]:
         found = summary(simulation)
         assert written == []
         threading.Timer(0.2, ready.set).start()  # when the run has begun to give up
         return found
 
     monkeypatch.setattr(Snapshot, "write", slow)
-    monkeypatch.setattr(run_module.Simulation, "summary", noting)
+    monkeypatch.setattr(rounds_module.Simulation, "summary", noting)
     run(recipe_of(checkpoint_seconds=1e9), tmp_path / "hasty")
     assert len(written) == 1, "the rest was given up"
     assert not (tmp_path / "hasty/checkpoint").exists()
@@ -539,7 +541,7 @@ def test_if_the_summary_fails_no_round_is_lost(
 ) -> None:
     folder, recipe = tmp_path / "fails", recipe_of(checkpoint_seconds=1e9)
     with monkeypatch.context() as patch:
-        fail_at(patch, run_module.Simulation, "summary", MemoryError())
+        fail_at(patch, rounds_module.Simulation, "summary", MemoryError())
         with pytest.raises(MemoryError):
             run(recipe, folder)
     assert last_checkpoint(folder).rounds_done == 6

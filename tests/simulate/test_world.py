@@ -21,8 +21,7 @@ from fedsieve.local.plan import Sgd
 from fedsieve.methods import METHODS
 from fedsieve.methods.fedavg import Down, Up
 from fedsieve.models import Dropout2d, ModelConfig
-from fedsieve.simulate.run import scene_of
-from fedsieve.simulate.runners import fits_graphs
+from fedsieve.simulate.slots import fits_graphs
 from fedsieve.simulate.world import (
     Job,
     World,
@@ -34,6 +33,7 @@ from fedsieve.simulate.world import (
     make_world,
     pick_device,
     run_client,
+    scene_of,
 )
 from fedsieve.types import Streams
 from helpers import assert_same_weights, tiny_recipe

@@ -25,8 +25,9 @@ from fedsieve.local.bench import EagerBench
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import Partition
 from fedsieve.serial import decode
+from fedsieve.simulate.control import Reporter
 from fedsieve.simulate.directory import MODEL, Model
-from fedsieve.simulate.run import Reporter, run
+from fedsieve.simulate.run import run
 from fedsieve.simulate.world import make_setup, pick_device
 from fedsieve.types import SERVER, Weights, rng_for
 

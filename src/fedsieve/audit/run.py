@@ -34,9 +34,10 @@ from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
 from fedsieve.losses import cross_entropy
 from fedsieve.pages import ReportExtras, report_page
+from fedsieve.simulate.control import Reporter
 from fedsieve.simulate.directory import MODEL
 from fedsieve.simulate.findings import SiteLabels, findings_of
-from fedsieve.simulate.run import Reporter, run
+from fedsieve.simulate.run import run
 
 CHECKED_DURING_TRAINING = 500
 """Images that the final model's agreement with given labels is followed on, without test data."""

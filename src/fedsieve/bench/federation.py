@@ -27,7 +27,8 @@ from fedsieve.models import ModelConfig
 from fedsieve.recipe import EngineConfig, Recipe
 from fedsieve.scenes import Noise, SceneConfig
 from fedsieve.simulate.directory import SUMMARY, RunDirectory
-from fedsieve.simulate.run import Simulation, load_data
+from fedsieve.simulate.rounds import Simulation
+from fedsieve.simulate.world import load_data
 from fedsieve.types import Metrics
 
 ONE_PROCESS = Bar(1.3, at_most=True)

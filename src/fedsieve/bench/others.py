@@ -22,7 +22,7 @@ from torch import nn
 
 from fedsieve.bench.workload import BareLoop, Workload
 from fedsieve.local.bench import EVALUATION_CHUNK
-from fedsieve.simulate.run import scene_of
+from fedsieve.simulate.world import scene_of
 from fedsieve.types import Weights
 
 

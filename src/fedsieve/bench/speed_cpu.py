@@ -20,7 +20,7 @@ from fedsieve.bench.report import Bar, machine
 from fedsieve.bench.workload import BareLoop, Workload, opened
 from fedsieve.data.views import view_set
 from fedsieve.errors import check
-from fedsieve.simulate.run import Simulation
+from fedsieve.simulate.rounds import Simulation
 from fedsieve.simulate.runners import one_thread
 from fedsieve.types import Weights, rng_for
 

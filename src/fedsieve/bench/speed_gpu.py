@@ -28,8 +28,9 @@ from fedsieve.recipe import EngineConfig, Recipe
 from fedsieve.scenes import SceneConfig
 from fedsieve.serial import to_device
 from fedsieve.simulate.directory import RunDirectory
-from fedsieve.simulate.run import Simulation
-from fedsieve.simulate.runners import Slots, set_gpu_arithmetic
+from fedsieve.simulate.rounds import Simulation
+from fedsieve.simulate.runners import set_gpu_arithmetic
+from fedsieve.simulate.slots import Slots
 from fedsieve.simulate.world import initial_weights, make_setup, prepare_cuda
 from fedsieve.types import Streams
 

@@ -22,7 +22,7 @@ from fedsieve.models import read_weights
 from fedsieve.recipe import EngineConfig, Recipe
 from fedsieve.scenes import SceneConfig
 from fedsieve.simulate.directory import RunDirectory
-from fedsieve.simulate.run import Simulation
+from fedsieve.simulate.rounds import Simulation
 from fedsieve.simulate.world import make_setup
 from fedsieve.types import SERVER, ClientId, Outputs, Streams, Weights
 

@@ -18,7 +18,7 @@ from fedsieve.cli.progress import Watcher, watcher
 from fedsieve.data.own import OwnData, Reading, read_own
 from fedsieve.data.own.reading import KindOrAuto
 from fedsieve.recipe import Recipe
-from fedsieve.simulate.run import RunInterruptedError
+from fedsieve.simulate.control import RunInterruptedError
 
 
 @dataclass(frozen=True, kw_only=True)

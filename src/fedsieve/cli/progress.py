@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from fedsieve.cli.output import console, is_live
 from fedsieve.recipe import Recipe
-from fedsieve.simulate.run import Reporter
+from fedsieve.simulate.control import Reporter
 
 LINE_SECONDS = 300.0
 """Without a terminal a line is written at least this often (and at every tenth of the rounds) …"""

@@ -18,9 +18,11 @@ from fedsieve.cli.progress import watcher
 from fedsieve.cli.table import score_text
 from fedsieve.errors import FedsieveError
 from fedsieve.recipe import recipe_table
+from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import SUMMARY
 from fedsieve.simulate.results import Arranged, Outcome, arrange, score_of
-from fedsieve.simulate.run import LAST_ROUNDS, RunInterruptedError, run
+from fedsieve.simulate.run import run
+from fedsieve.simulate.summary import LAST_ROUNDS
 
 FILES = {
     "summary.json": "the result in a few numbers",

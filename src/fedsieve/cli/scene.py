@@ -11,7 +11,7 @@ from fedsieve.cli.options import POSITIONAL
 from fedsieve.errors import check
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import describe, picture, save_scene
-from fedsieve.simulate.run import load_data, scene_of
+from fedsieve.simulate.world import load_data, scene_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
 from fedsieve.flower.messages import Charter, Hello
 from fedsieve.recipe import Recipe, recipe_table
-from fedsieve.simulate.run import load_data
-from fedsieve.simulate.world import resolved
+from fedsieve.simulate.world import load_data, resolved
 from fedsieve.types import ClientId
 
 FEDERATION = "federation.json"

@@ -42,9 +42,9 @@ from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
 from fedsieve.serial import payload_bytes
 from fedsieve.simulate.diagnose import drift
-from fedsieve.simulate.directory import METRICS, Model, RunDirectory
-from fedsieve.simulate.run import Clock, client_means, save_model, summary_of
+from fedsieve.simulate.directory import METRICS, Model, RunDirectory, save_model
 from fedsieve.simulate.runners import one_thread
+from fedsieve.simulate.summary import Clock, client_means, summary_of
 from fedsieve.simulate.world import (
     count_correct,
     first_unusable,

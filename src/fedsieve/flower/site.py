@@ -26,7 +26,7 @@ from fedsieve.local.bench import EagerBench, Setup
 from fedsieve.recipe import Recipe, parse_recipe, recipe_from_table
 from fedsieve.serial import decode, encode
 from fedsieve.simulate.runners import set_gpu_arithmetic
-from fedsieve.simulate.world import World, make_world, pick_device, setup_for
+from fedsieve.simulate.world import World, make_world, pick_device, scene_of, setup_for
 from fedsieve.types import ClientId, Shard
 
 T = TypeVar("T")
@@ -248,9 +248,6 @@ def _client_of_scene(
 
 @functools.lru_cache(maxsize=1)
 def _scene(recipe_toml: str, source: str, path: Path | None) -> tuple[World, Dataset]:
-    # Only simulated sites know of scenes, and their imports take a second.
-    from fedsieve.simulate.run import scene_of
-
     recipe = recipe_of(recipe_toml)
     data = load(source or recipe.data.source, path)
     return make_world(data, scene_of(recipe, data), torch.device("cpu")), data

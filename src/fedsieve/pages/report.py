@@ -20,7 +20,7 @@ from fedsieve.pages.plot import Series
 from fedsieve.pages.runs import RunRecord, labels_of, read_run
 from fedsieve.simulate.findings import Findings, Site
 from fedsieve.simulate.results import flat
-from fedsieve.simulate.run import LAST_ROUNDS
+from fedsieve.simulate.summary import LAST_ROUNDS
 
 MOST_RUNS = 24
 MOST_SITE_ROWS = 30

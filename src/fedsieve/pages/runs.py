@@ -14,7 +14,7 @@ from fedsieve.simulate.directory import CONFIG, METRICS, SUMMARY, read_lines
 from fedsieve.simulate.findings import FINDINGS, Findings, load_findings
 from fedsieve.simulate.logged import Points, is_number, points, round_of
 from fedsieve.simulate.results import Outcome, arrange
-from fedsieve.simulate.run import LAST_ROUNDS
+from fedsieve.simulate.summary import LAST_ROUNDS
 
 ENVIRONMENT = "env.json"
 

@@ -259,6 +259,11 @@ class RunDirectory:
         return read_lines(self.path / name)
 
 
+def save_model(directory: RunDirectory, weights: Weights) -> None:
+    """Write the global model into the run's folder."""
+    write_atomically(directory.path / MODEL, encode(Model(weights)))
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a log; one that a crash cut short is left out."""
     if not path.exists():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsieve.data.sources import Dataset
+from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, SOURCES, Dataset, load
 from fedsieve.data.views import view_set
 from fedsieve.errors import check
 from fedsieve.local.bench import Bench, Setup
@@ -20,7 +20,7 @@ from fedsieve.methods import method
 from fedsieve.models import ModelConfig, build_model
 from fedsieve.models.weights import read_weights
 from fedsieve.recipe import Recipe
-from fedsieve.scenes import Scene
+from fedsieve.scenes import Scene, build_scene
 from fedsieve.serial import values_of
 from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
 
@@ -44,6 +44,28 @@ class World:
         """What `client` holds; sample ids are positions in the data set."""
         ids = torch.from_numpy(self.clients[client]).to(self.device)
         return Shard(client, self.images[ids], self.given[ids], ids, self.num_classes)
+
+
+def load_data(recipe: Recipe) -> Dataset:
+    return load(recipe.data.source, recipe.data.path)
+
+
+def scene_of(recipe: Recipe, data: Dataset) -> Scene:
+    """The recipe's scene: drawn from its seed alone, so every method of that seed shares it."""
+    check(
+        not SOURCES[recipe.data.source].is_own or recipe.scene.noise.kind == "none",
+        f"The labels of {recipe.data.source} are your own, and no noise is added to them; set "
+        'scene.noise.kind = "none".',
+    )
+    return build_scene(
+        recipe.scene,
+        data.train_labels.numpy(),
+        len(data.classes),
+        recipe.seed,
+        class_names=data.classes,
+        superclass_of=CIFAR100_SUPERCLASS_OF if len(data.classes) == 100 else None,
+        sites=data.sites,
+    )
 
 
 def make_world(data: Dataset, scene: Scene, device: torch.device) -> World:
