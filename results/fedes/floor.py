@@ -27,7 +27,8 @@ from fedsieve.recipe import Recipe
 from fedsieve.scenes import load_scene
 from fedsieve.serial import decode
 from fedsieve.simulate.directory import MODEL, SCENE, Model, RunDirectory
-from fedsieve.simulate.world import classified, load_data, make_setup
+from fedsieve.simulate.world import load_data, make_setup
+from fedsieve.types import SERVER, rng_for
 
 STYLES = {"FedAvg": "--", "ρ ≥ 0": "-", "ρ ≥ 0.1": ":"}
 STAGE_ONE = (10, 2)
@@ -52,7 +53,8 @@ def class_accuracy(run: RunDirectory) -> np.ndarray:
     data = load_data(recipe)
     bench = EagerBench(make_setup(recipe, data), torch.device("cpu"))
     weights = decode(Model, (run.path / MODEL).read_bytes()).weights
-    right = classified(bench, weights, data.test_images, data.test_labels)
+    raw = bench.view("raw", data.test_images, rng_for(0, 0, SERVER, "raw"))
+    right = bench.forward(weights, raw).logits.argmax(dim=1) == data.test_labels
     classes = range(len(data.classes))
     return np.array([100 * right[data.test_labels == c].double().mean().item() for c in classes])
 
