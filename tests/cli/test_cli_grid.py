@@ -65,6 +65,27 @@ def test_an_option_takes_the_place_of_the_axis_that_sweeps_it():
     assert {run.recipe.scene.noise.low for run in grid.runs} == {0.8}
 
 
+def test_an_axis_that_goes_away_with_other_settings_is_told():
+    """2 noises x 3 rows; --rounds takes the place of the rows, which are methods as well."""
+    rows = [{"label": "long", "rounds": 9, "method.mu": 0.1}, {"label": "a"}, {"label": "b"}]
+    table = BASE | {"sweep": {"noise": SWEPT["sweep"]["noise"], "row": rows}}
+    grid = expand(table, {"rounds": 5}, ())
+    assert names(grid) == ["noisy-seed1", "clean-seed1"]
+    assert grid.notes == (
+        "--rounds takes the place of the grid's axis 'row', which also sets method.mu; "
+        "the grid shrinks from 6 runs to 2.",
+    )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"sgd.lr": 0.2}, {"method.name": "fedavg"}, {"scene.noise.kind": "none"}],
+)
+def test_an_axis_over_nothing_but_what_is_given_goes_quietly(overrides):
+    """Whoever sets the kind of noise speaks of noise as a whole."""
+    assert expand(SWEPT, overrides, ()).notes == ()
+
+
 def test_the_same_method_keeps_its_settings_and_another_one_does_not():
     (same,) = expand(BASE, {"method.name": "fedprox"}, ()).runs
     assert same.recipe.method.mu == 0.3

@@ -49,6 +49,8 @@ class Grid:
     is_single: bool
     """Whether neither the recipe nor the command line asks for several runs."""
     default_folder: Path
+    notes: tuple[str, ...] = ()
+    """What someone should know who expected another grid, a sentence each."""
 
     def folder_of(self, run: PlannedRun, out: Path | None) -> Path:
         """Where a run goes: a single one to `out` itself, one of several below it."""
@@ -84,7 +86,8 @@ def expand(table: Mapping[str, Any], overrides: Mapping[str, Any], seeds: Sequen
     """Every run of the recipe's grid with the overrides, for each of the seeds."""
     check("seed" not in overrides or not seeds, "Give either --seed or --seeds, not both.")
     check(len(set(seeds)) == len(seeds), "--seeds names a seed twice; give each once.")
-    table = _without_replaced_axes(table, [*overrides, *(["seed"] if seeds else [])], overrides)
+    given = [*overrides, *(["seed"] if seeds else [])]
+    whole, table = table, _without_replaced_axes(table, given, overrides)
     grid = cells(table)
     sweep = table.get("sweep", {})
     settings = [_with_overrides(cell.table, overrides) for cell in grid]
@@ -108,7 +111,26 @@ def expand(table: Mapping[str, Any], overrides: Mapping[str, Any], seeds: Sequen
         runs=tuple(runs),
         is_single=not sweep and not seeds,
         default_folder=Path("runs") / (slug(runs[0].recipe.name) + _fingerprint(overrides)),
+        notes=tuple(_notes(whole, table, given)),
     )
+
+
+def _notes(whole: Mapping[str, Any], left: Mapping[str, Any], given: Sequence[str]) -> list[str]:
+    """A sentence on each axis that went away with more than what was given in its place."""
+    axes: Mapping[str, Any] = whole.get("sweep", {})
+    found = []
+    for axis in [name for name in axes if name not in left.get("sweep", {})]:
+        swept = sorted(_swept_by(axis, axes[axis]))
+        causes = [path for path in given if any(_overlap(path, one) for one in swept)]
+        tables = [*given, *(_table_of(path) for path in causes if path in SELECTORS)]
+        others = [one for one in swept if not any(_overlap(path, one) for path in tables)]
+        if others:
+            found.append(
+                f"--{' and --'.join(causes)} takes the place of the grid's axis {axis!r}, which "
+                f"also sets {', '.join(others)}; the grid shrinks from {len(cells(whole))} runs "
+                f"to {len(cells(left))}."
+            )
+    return found
 
 
 def slug(text: str) -> str:

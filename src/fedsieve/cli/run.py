@@ -56,6 +56,8 @@ class RunOptions:
 
 def main(argv: Sequence[str]) -> int:
     options, grid = read_command(RunOptions, "fedsieve run", argv)
+    for note in grid.notes:
+        print(f"fedsieve: {note}", file=sys.stderr)
     outcomes = []
     watching = watcher()
     try:
