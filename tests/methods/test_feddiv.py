@@ -263,7 +263,7 @@ def test_the_cache_outlives_a_round_unless_degraded() -> None:
         assert server.filter.means == pytest.approx(HALF.means)
         server, metrics = feddiv.merge(cfg, server, 1, {1: up_of(server, 30, MOST)})
         assert server.filter.means == pytest.approx(expected[kind])
-        assert metrics["filter_mean_noisy"] == server.filter.means[1]
+        assert metrics["mixture_mean_noisy"] == server.filter.means[1]
         assert set(server.cache) == {0, 1}
         known = feddiv.sieve(server)
         assert {k: known[k].noise_rate for k in known} == {0: 0.5, 1: 0.1}
@@ -903,7 +903,7 @@ def test_a_whole_run_walks_first_and_filters_then(tmp_path: Path) -> None:
     assert all("sieve_accuracy" not in line["diagnostics"] for line in lines[:6])
     for line in lines[6:]:
         assert 0 <= line["diagnostics"]["sieve_accuracy"] <= 1
-        assert line["server"]["filter_mean_clean"] < line["server"]["filter_mean_noisy"]
+        assert line["server"]["mixture_mean_clean"] < line["server"]["mixture_mean_noisy"]
     by_client = [line for line in read_lines(tmp_path / "clients.jsonl") if line["round"] >= 6]
     assert len(by_client) == 6
     for line in by_client:

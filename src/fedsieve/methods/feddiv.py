@@ -382,11 +382,11 @@ def aggregated(cache: Mapping[ClientId, CachedFilter], weights: VarianceWeights)
 
 def describe(joint: Filter) -> dict[str, float]:
     return {
-        "filter_mean_clean": joint.means[0],
-        "filter_mean_noisy": joint.means[1],
-        "filter_variance_clean": joint.variances[0],
-        "filter_variance_noisy": joint.variances[1],
-        "filter_share_clean": joint.shares[0],
+        "mixture_mean_clean": joint.means[0],
+        "mixture_mean_noisy": joint.means[1],
+        "mixture_variance_clean": joint.variances[0],
+        "mixture_variance_noisy": joint.variances[1],
+        "mixture_share_clean": joint.shares[0],
     }
 
 
