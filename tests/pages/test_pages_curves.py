@@ -15,9 +15,11 @@ from fedsieve.scenes import save_scene
 from helpers import hand_made_scene
 
 
-def logs(name: str, *accuracy: float, identity: object = None, clients=(), folder=".") -> Logs:
+def logs(
+    name: str, *accuracy: float, identity: object = None, seed: int = 1, clients=(), folder="."
+) -> Logs:
     rounds = [{"round": t, "accuracy": a} for t, a in enumerate(accuracy)]
-    return Logs(name, name if identity is None else identity, rounds, clients, Path(folder))
+    return Logs(name, name if identity is None else identity, seed, rounds, clients, Path(folder))
 
 
 def at(client: int, round: int = 0, **numbers: float) -> dict[str, float]:
@@ -45,6 +47,8 @@ def test_every_run_below_the_folder_is_found_by_its_path(tmp_path: Path) -> None
         str(tmp_path / "b"),
     ]
     assert [line["accuracy"] for line in both[0].rounds] == [10.0, 20.0]
+    again = find_logs([tmp_path, tmp_path / "a"])
+    assert len(again) == 2, "a run that is found twice is one run"
 
 
 def test_runs_that_differ_in_their_seed_only_have_one_identity(tmp_path: Path) -> None:
@@ -55,6 +59,7 @@ def test_runs_that_differ_in_their_seed_only_have_one_identity(tmp_path: Path) -
     log(tmp_path / "unknown", [1.0])
     first, second, other, unknown = (run.identity for run in find_logs([tmp_path]))
     assert first == second
+    assert [run.seed for run in find_logs([tmp_path])] == [1, 2, 1, None]
     assert len({first, other, unknown}) == 3
 
 
@@ -72,7 +77,8 @@ def test_seeds_become_their_mean_in_a_band() -> None:
     """Rounds that all seeds have: (10 + 40)/2 = 25 and (20 + 30)/2 = 25, within 10–40 and 20–30."""
     runs = [
         logs("runs/a-seed1", 10.0, 20.0, 99.0, identity="a"),
-        logs("runs/a-seed2", 40.0, 30.0, identity="a"),
+        logs("runs/a-seed2", 40.0, 30.0, identity="a", seed=2),
+        logs("other/a-seed2", 77.0, 77.0, identity="a", seed=2),  # the same again
         logs("runs/b-seed1", 5.0),
     ]
     chart = OverRounds.of(runs, ["accuracy"], mean=True)
@@ -93,7 +99,7 @@ def test_seeds_become_their_mean_in_a_band() -> None:
 
 
 def test_groups_of_seeds_with_one_name_are_numbered() -> None:
-    runs = [logs(f"a-seed{s}", 1.0, identity=which) for which in "xy" for s in (1, 2)]
+    runs = [logs(f"a-seed{s}", 1.0, identity=which, seed=s) for which in "xy" for s in (1, 2)]
     assert OverRounds.of(runs, ["accuracy"], mean=True).lines == ["a #1", "a #2"]
 
 
@@ -122,7 +128,7 @@ def test_a_round_stands_where_its_passes_through_the_data_end(tmp_path: Path) ->
         folder.mkdir()
         save_scene(hand_made_scene(held, labels, labels), folder / "scene.safetensors")
         (folder / "config.toml").write_text("[sgd]\nepochs = 2\n")
-        run = logs("a", 10.0, 20.0, identity="a", folder=folder)
+        run = logs("a", 10.0, 20.0, identity="a", seed=seed, folder=folder)
         for line, chosen in zip(run.rounds, clients, strict=True):
             line["clients"] = chosen
         runs.append(run)

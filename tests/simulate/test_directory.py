@@ -231,6 +231,8 @@ def test_a_damaged_summary_is_refused_in_one_sentence(tmp_path: Path, content: b
 def test_a_damaged_log_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_bytes(b'{"round": \n')
     assert "is damaged" in refusal(lambda: read_lines(tmp_path / METRICS))
+    (tmp_path / METRICS).write_text('{"round": 0}\n7\n')
+    assert "is damaged" in refusal(lambda: read_lines(tmp_path / METRICS))
 
 
 def test_without_a_checkpoint_a_log_begins_anew(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Logs:
     """Its folder, as far as it tells runs apart."""
     identity: object
     """What it has in common with runs that differ from it in nothing but the seed."""
+    seed: object
     rounds: Lines
     clients: Lines
     folder: Path
@@ -47,23 +48,25 @@ class Logs:
 
 def find_logs(folders: Sequence[Path]) -> list[Logs]:
     """The runs below the folders, finished or not, that have logged a round."""
-    found = []
+    found: dict[Path, Logs] = {}
     for top in folders:
         for log in sorted(top.rglob(METRICS)):
             folder, rounds = log.parent, read_lines(log)
             below = folder.relative_to(top)
             name = str(below if len(folders) == 1 and below.parts else top / below)
             if rounds:
-                clients = read_lines(folder / CLIENTS)
-                found.append(Logs(name, _identity(folder), rounds, clients, folder))
-    return found
+                logs = Logs(name, *_which(folder), rounds, read_lines(folder / CLIENTS), folder)
+                found.setdefault(folder.resolve(), logs)
+    return list(found.values())
 
 
-def _identity(folder: Path) -> object:
+def _which(folder: Path) -> tuple[object, object]:
+    """A run's identity and its seed; a folder that does not tell is like no other."""
     try:
-        return Outcome.of(_config(folder), {}).identity
+        outcome = Outcome.of(_config(folder), {})
     except (OSError, ValueError):
-        return folder
+        return folder, None
+    return outcome.identity, outcome.settings.get("seed")
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -126,10 +129,11 @@ class OverRounds:
         """The numbers of these full names; a run that has never logged one has no line in its
         panel. With `mean`, runs that differ in their seed only are one line; `by_passes`, rounds
         stand where so many passes through the data were made."""
-        groups: dict[object, list[Logs]] = {}
+        groups: dict[object, dict[object, Logs]] = {}
         for place, run in enumerate(runs):
-            groups.setdefault(run.identity if mean else place, []).append(run)
-        members = list(groups.values())
+            group = groups.setdefault(run.identity if mean else place, {})
+            group.setdefault(run.seed, run)  # a seed that was run twice counts once
+        members = [list(group.values()) for group in groups.values()]
         titles = [_without_seed(m[0].name) if len(m) > 1 else m[0].name for m in members]
         return OverRounds(
             {

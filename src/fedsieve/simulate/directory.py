@@ -270,9 +270,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     text = path.read_bytes()
     try:
-        return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+        lines = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
     except ValueError:
-        raise FedsieveError(f"{path} is damaged; start the run again in a new folder.") from None
+        lines = [None]
+    check(
+        all(isinstance(line, dict) for line in lines),
+        f"{path} is damaged; start the run again in a new folder.",
+    )
+    return lines
 
 
 def first_difference(
