@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from fedsieve.config import from_table, to_table, unknown_key
 from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError, check
+from fedsieve.labels import Label
 from fedsieve.local.bench import Precision
 from fedsieve.local.plan import Sgd
 from fedsieve.methods import METHODS, method
@@ -241,6 +242,10 @@ class Cell:
 
     name: str
     table: dict[str, Any]
+    points: tuple[str, ...] = ()
+    """What each axis calls this run."""
+    labels: tuple[Label, ...] = ()
+    """Those of its axes that have labels."""
 
 
 def cells(table: Mapping[str, Any]) -> list[Cell]:
@@ -254,20 +259,34 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
     axes = []
     for key, values in sweep.items():
         check(isinstance(values, list) and bool(values), f"sweep.{key} must be a list of values.")
-        axes.append([_variant(key, value) for value in values])
+        points = [_variant(key, value) for value in values]
+        axes.append(list(zip(points, _labels(key, values), strict=True)))
     result: list[Cell] = []
     for combination in itertools.product(*axes):
         cell = table
-        for _, settings in combination:
+        for (_, settings), _ in combination:
             for path, value in settings.items():
                 cell = with_setting(cell, path, value)
-        name = "-".join(label for label, _ in combination)
+        called = tuple(text for (text, _), _ in combination)
+        name = "-".join(called)
         check(
             all(name != other.name for other in result),
             f"The sweep has two runs called {name!r}; give their settings different labels.",
         )
-        result.append(Cell(name, cell))
+        labels = tuple(label for _, label in combination if label is not None)
+        result.append(Cell(name, cell, called, labels))
     return result
+
+
+def _labels(key: str, values: list[Any]) -> list[Label | None]:
+    """The labels of an axis's points; none where some point has none."""
+    if not all(isinstance(value, Mapping) for value in values):
+        return [None] * len(values)
+    settings = tuple(dict.fromkeys(path for value in values for path in value if path != "label"))
+    return [
+        Label(axis=key, text=str(value["label"]), place=place, settings=settings)
+        for place, value in enumerate(values)
+    ]
 
 
 def _variant(key: str, value: Any) -> tuple[str, dict[str, Any]]:

@@ -86,6 +86,32 @@ def test_an_axis_over_nothing_but_what_is_given_goes_quietly(overrides):
     assert expand(SWEPT, overrides, ()).notes == ()
 
 
+def test_only_those_runs_that_are_called_so():
+    grid = expand(SWEPT, {}, (3, 4))
+    assert names(grid.only(["clean"])) == [
+        "fedavg-clean-seed3",
+        "fedavg-clean-seed4",
+        "fedprox-clean-seed3",
+        "fedprox-clean-seed4",
+    ]
+    assert names(grid.only(["clean", "fedprox"])) == ["fedprox-clean-seed3", "fedprox-clean-seed4"]
+    assert grid.only([]) == grid
+    assert grid.only(["clean"]).default_folder == grid.default_folder, "the rest may come later"
+
+
+@pytest.mark.parametrize(
+    ("points", "sentence"),
+    [
+        (["cleen"], "called 'cleen'; --only takes 'fedavg', 'noisy', 'clean', 'fedprox'"),
+        (["clean", "noisy"], "No run of this grid is called all of 'clean', 'noisy'."),
+    ],
+)
+def test_a_part_of_a_grid_that_is_not_there(points, sentence):
+    with pytest.raises(FedsieveError) as error:
+        expand(SWEPT, {}, ()).only(points)
+    assert sentence in str(error.value)
+
+
 def test_the_same_method_keeps_its_settings_and_another_one_does_not():
     (same,) = expand(BASE, {"method.name": "fedprox"}, ()).runs
     assert same.recipe.method.mu == 0.3

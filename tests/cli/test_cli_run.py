@@ -157,6 +157,60 @@ def test_a_stopped_run_goes_on(cli):
     assert [line["round"] for line in read_lines(Path("x/metrics.jsonl"))] == [0, 1]
 
 
+WARM_UP = ("--engine.stop_after_rounds", "1")
+
+
+def test_a_grid_that_is_to_stop_stops_every_run_and_succeeds(cli):
+    """So that `warm-up && forks` works in a shell."""
+    for _ in range(2):  # the second time nothing is left to do
+        answer = cli("run", "tiny.toml", "--seeds", "1", "2", "--out", "warm", *WARM_UP)
+        assert answer.status == 0
+        for seed in (1, 2):
+            assert f"fedavg-seed{seed}: Stopped after round 1 of 2; the same command without" in (
+                answer.err
+            )
+            assert len(read_lines(Path(f"warm/fedavg-seed{seed}/metrics.jsonl"))) == 1
+    assert "Results in warm" in answer.out
+
+
+def test_forks_of_a_grid_find_their_trunks(cli):
+    """Each seed goes on from the warm-up with its own scene, as a run in one piece would."""
+    prox = ("run", "tiny.toml", "--method.name", "fedprox", "--seeds", "1", "2")
+    assert cli(*prox, "--out", "warm", *WARM_UP).status == 0
+    assert cli(*prox, "--out", "whole").status == 0
+    answer = cli(*prox, "--fork", "warm", "--out", "forks")
+    assert answer.status == 0
+    for seed in (1, 2):
+        run = f"fedprox-seed{seed}"
+        record = json.loads(Path("forks", run, "env.json").read_text())
+        assert record["forked_from"] == f"warm/{run}, round 1"
+        model = Path("forks", run, "model.safetensors").read_bytes()
+        assert model == Path("whole", run, "model.safetensors").read_bytes()
+    assert cli(*prox, "--fork", "warm", "--out", "forks").status == 0, "finished forks stay so"
+
+
+def test_a_fork_without_a_trunk_is_refused_before_anything_is_trained(cli):
+    cli("run", "tiny.toml", "--seeds", "1", "--out", "warm", *WARM_UP)
+    answer = cli("run", "tiny.toml", "--seeds", "1", "2", "--fork", "warm", "--out", "forks")
+    assert answer.status == 2
+    assert "0 of the runs below warm have the seed of fedavg-seed2" in answer.err
+    assert not Path("forks").exists()
+
+
+def test_a_run_that_began_by_itself_is_not_taken_for_a_fork(cli):
+    cli("run", "tiny.toml", "--out", "x")
+    answer = cli("run", "tiny.toml", "--fork", "nowhere", "--out", "x")
+    assert answer.status == 2
+    assert "x already holds a run that did not fork from nowhere" in answer.err
+
+
+def test_a_part_of_a_grid(cli):
+    with Path("tiny.toml").open("a") as recipe:
+        recipe.write('[sweep]\n"sgd.lr" = [0.1, 0.2]\n')
+    assert cli("run", "tiny.toml", "--only", "lr0.2", "--out", "grid").status == 0
+    assert [folder.name for folder in Path("grid").iterdir()] == ["lr0.2-seed1"]
+
+
 def test_a_damaged_checkpoint(cli):
     stop_after_one_round(cli)
     (server,) = Path("x/checkpoint").glob("server-*.safetensors")

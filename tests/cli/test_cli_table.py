@@ -21,6 +21,8 @@ from fedsieve.cli.table import (
     latex,
     markdown,
 )
+from fedsieve.labels import Label, load_labels, save_labels
+from fedsieve.recipe import cells
 from fedsieve.simulate.results import Outcome, arrange, flat, once_per_seed, score_of
 
 
@@ -109,6 +111,97 @@ def test_a_damaged_summary_is_named(content, cli):
     answer = cli("table", "runs")
     assert answer.status == 2
     assert answer.err.startswith("fedsieve: The results in runs/a cannot be read")
+
+
+ABLATION = config(method={"name": "fedprox", "mu": 0.3}) | {
+    "sweep": {
+        "noise": [
+            {"label": "light", "scene.noise": {"kind": "symmetric", "rate": 0.6}, "method.mu": 0.9},
+            {"label": "heavy", "scene.noise": {"kind": "symmetric", "rate": 0.2}, "method.mu": 0.1},
+        ],
+        "row": [{"label": "w/o decay", "sgd.lr": 0.9}, {"label": "full", "sgd.lr": 0.1}],
+    }
+}
+
+
+def of_sweep(**score_by_name):
+    return arrange(
+        [
+            Outcome.of(cell.table, {"best": score_by_name[cell.name]}, labels=cell.labels)
+            for cell in reversed(cells(ABLATION))
+        ]
+    )
+
+
+def test_a_sweep_comes_out_as_the_table_that_it_was_made_for():
+    """Each noise level has its own mu, which is no method of its own; rows and columns are in the
+    order of the sweep, whatever the order of folders."""
+    names = ["light-w/o decay", "light-full", "heavy-w/o decay", "heavy-full"]
+    table = of_sweep(**{name: float(place) for place, name in enumerate(names)})
+    assert table.rows == ("fedprox w/o decay", "fedprox full")
+    assert table.columns == ("rate=0.6", "rate=0.2")
+    scores = {(r, c): table.score(r, c, "best").mean for r in table.rows for c in table.columns}
+    assert list(scores.values()) == [0.0, 2.0, 1.0, 3.0]
+
+
+def test_a_label_that_stands_for_the_method_is_the_whole_name():
+    sweep = {"row": [{"label": "ours", "method.name": "fedprox"}, {"label": "theirs"}]}
+    found = [
+        Outcome.of(cell.table, {}, labels=cell.labels)
+        for cell in cells(config() | {"sweep": sweep})
+    ]
+    assert arrange(found).rows == ("ours", "theirs")
+
+
+def test_runs_without_labels_stand_beside_those_with_and_keep_their_names():
+    cell = cells(ABLATION)[0]
+    plain = [Outcome.of(config(method={"name": "fedprox", "mu": mu}), {}) for mu in (0.1, 0.2)]
+    table = arrange([Outcome.of(cell.table, {}, labels=cell.labels), *plain])
+    assert table.rows == ("fedprox mu=0.1", "fedprox mu=0.2", "fedprox w/o decay")
+
+
+def test_two_labels_that_share_a_scene_are_two_columns():
+    """Else they would be taken for seeds of one entry."""
+    sweep = {
+        "scene": [
+            {"label": "one", "scene.noise": {"kind": "none"}, "method.mu": 0.1},
+            {"label": "two", "scene.noise": {"kind": "none"}, "method.mu": 0.2},
+        ]
+    }
+    base = config(method={"name": "fedprox"}) | {"sweep": sweep}
+    table = arrange([Outcome.of(c.table, {"best": 1.0}, labels=c.labels) for c in cells(base)])
+    assert table.columns == ("digits", "digits*")
+    assert all(len(entry) == 1 for entry in table.entries.values())
+
+
+def test_labels_survive_the_run(cli):
+    with Path("tiny.toml").open("a") as recipe:
+        recipe.write(
+            '[sweep]\nrow = [{ label = "slow <b>", "sgd.lr" = 0.01 }, { label = "fast" }]\n'
+        )
+    answer = cli("run", "tiny.toml", "--out", "runs")
+    assert answer.status == 0
+    assert "fedavg slow <b>" in answer.out
+    rows = cli("table", "runs").out.splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == [r"| fedavg slow \<b\>", "| fedavg fast"]
+
+
+@pytest.mark.parametrize("content", ["{", "3", '[{"axis": 1}]', "[7]"])
+def test_damaged_labels_are_named(content, cli):
+    write("runs/a", config(), last10=1.0)
+    Path("runs/a/labels.json").write_text(content)
+    answer = cli("table", "runs")
+    assert answer.status == 2
+    assert answer.err.startswith("fedsieve: runs/a/labels.json cannot be read")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.text(), st.text(), st.integers(0, 9)), max_size=3))
+def test_labels_read_back_as_they_were(tmp_path_factory, labels):
+    folder = tmp_path_factory.mktemp("labels")
+    made = tuple(Label(axis=a, text=t, place=p, settings=(a, t)) for a, t, p in labels)
+    save_labels(made, folder)
+    assert load_labels(folder) == made
 
 
 def test_columns_are_named_by_what_differs():

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 from fedsieve.cli.options import like, parse_given
 from fedsieve.config import from_table
 from fedsieve.errors import check
+from fedsieve.labels import Label
 from fedsieve.methods import METHODS, method
 from fedsieve.methods.contract import Config as MethodConfig
 from fedsieve.recipe import Recipe, cells, read_recipe, recipe_from_table, with_setting
@@ -39,6 +40,9 @@ class PlannedRun:
 
     name: str
     recipe: Recipe
+    points: tuple[str, ...] = ()
+    """What the axes of the recipe's sweep call it."""
+    labels: tuple[Label, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,19 @@ class Grid:
         if out is not None and self.is_single:
             return out
         return (out or self.default_folder) / run.name
+
+    def only(self, points: Sequence[str]) -> Grid:
+        """The part of the grid that the axes call by each of these names."""
+        known = list(dict.fromkeys(point for run in self.runs for point in run.points))
+        for point in points:
+            check(
+                point in known,
+                f"No run of this grid is called {point!r}; --only takes "
+                f"{', '.join(map(repr, known)) or 'the labels of a recipe with a sweep'}.",
+            )
+        runs = tuple(run for run in self.runs if set(points) <= set(run.points))
+        check(bool(runs), f"No run of this grid is called all of {', '.join(map(repr, points))}.")
+        return dataclasses.replace(self, runs=runs)
 
 
 def read_command(options: type[T], command: str, argv: Sequence[str]) -> tuple[T, Grid]:
@@ -102,7 +119,12 @@ def expand(table: Mapping[str, Any], overrides: Mapping[str, Any], seeds: Sequen
             recipe = recipe_from_table(final if seed is None else final | {"seed": seed})
             name = slug(cell.name or recipe.method.name)
             runs.append(
-                PlannedRun(name if "seed" in sweep else f"{name}-seed{recipe.seed}", recipe)
+                PlannedRun(
+                    name if "seed" in sweep else f"{name}-seed{recipe.seed}",
+                    recipe,
+                    cell.points,
+                    cell.labels,
+                )
             )
     names = [run.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)

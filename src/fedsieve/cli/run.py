@@ -11,15 +11,16 @@ from typing import Any
 import torch
 
 from fedsieve.cli import INTERRUPTED
-from fedsieve.cli.grid import read_command
+from fedsieve.cli.grid import PlannedRun, read_command
 from fedsieve.cli.options import POSITIONAL
 from fedsieve.cli.output import print_table
 from fedsieve.cli.progress import watcher
 from fedsieve.cli.table import score_text
-from fedsieve.errors import FedsieveError
+from fedsieve.errors import FedsieveError, check
+from fedsieve.labels import save_labels
 from fedsieve.recipe import recipe_table
-from fedsieve.simulate.control import RunInterruptedError
-from fedsieve.simulate.directory import SUMMARY
+from fedsieve.simulate.control import RunInterruptedError, RunPausedError
+from fedsieve.simulate.directory import CONFIG, SUMMARY, RunDirectory
 from fedsieve.simulate.results import Arranged, Outcome, arrange, score_of
 from fedsieve.simulate.run import run
 from fedsieve.simulate.summary import LAST_ROUNDS
@@ -49,28 +50,38 @@ class RunOptions:
     hexadecimal digits that stand for the settings given here."""
     seeds: tuple[int, ...] = ()
     """Run everything once with each of these seeds."""
+    only: tuple[str, ...] = ()
+    """Of a grid, only those runs that its axes call by each of these labels."""
     fork: Path | None = None
     """Folder of a run to fork from: begin where it was saved last (see --engine.stop_after_rounds),
-    and go on with other settings of the same method."""
+    and go on with other settings of the same method. Of a folder that holds several runs, each run
+    takes the one with its seed and its settings outside the method."""
 
 
 def main(argv: Sequence[str]) -> int:
     options, grid = read_command(RunOptions, "fedsieve run", argv)
     for note in grid.notes:
         print(f"fedsieve: {note}", file=sys.stderr)
+    grid = grid.only(options.only)
+    origins = [origin_of(planned, options.fork) for planned in grid.runs]
     outcomes = []
     watching = watcher()
     try:
         with watching.shown():
-            for planned in grid.runs:
+            for planned, origin in zip(grid.runs, origins, strict=True):
                 folder = grid.folder_of(planned, options.out)
                 was_finished = (folder / SUMMARY).exists()
-                summary = run(
-                    planned.recipe, folder, watching, fork=options.fork, may_fork_out=True
-                )
+                try:
+                    summary = run(planned.recipe, folder, watching, fork=origin, may_fork_out=True)
+                except RunPausedError as pause:
+                    print(f"{planned.name}: {pause}", file=sys.stderr)
+                    continue
                 if was_finished:
                     watching.skipped(folder)
-                outcomes.append(Outcome.of(recipe_table(planned.recipe), summary))
+                if planned.labels:
+                    save_labels(planned.labels, folder)
+                table = recipe_table(planned.recipe)
+                outcomes.append(Outcome.of(table, summary, folder, planned.labels))
     except RunInterruptedError as stop:
         print(f"fedsieve: {stop}", file=sys.stderr)
         return INTERRUPTED
@@ -78,8 +89,9 @@ def main(argv: Sequence[str]) -> int:
         raise FedsieveError(
             "The GPU has not enough memory; try a smaller --engine.slots or --sgd.batch_size."
         ) from None
-    header, rows = result_rows(arrange(outcomes))
-    print_table(header, rows, title=_TITLE, caption=_caption(outcomes))
+    if outcomes:
+        header, rows = result_rows(arrange(outcomes))
+        print_table(header, rows, title=_TITLE, caption=_caption(outcomes))
     if len(grid.runs) == 1:
         folder = grid.folder_of(grid.runs[0], options.out)
         print(f"Results in {folder}")
@@ -89,6 +101,22 @@ def main(argv: Sequence[str]) -> int:
     else:
         print(f"Results in {options.out or grid.default_folder}")
     return 0
+
+
+def origin_of(planned: PlannedRun, fork: Path | None) -> Path | None:
+    """The run that this one is to fork from: `fork` itself, or the one below it that fits."""
+    if fork is None or not fork.is_dir() or (fork / CONFIG).exists():
+        return fork
+    held = [RunDirectory(config.parent) for config in sorted(fork.rglob(CONFIG))]
+    fitting = [run.path for run in held if run.obstacle_to_forking(planned.recipe) is None]
+    named = [path for path in fitting if path.name == planned.name]
+    chosen = named if len(named) == 1 else fitting
+    check(
+        len(chosen) == 1,
+        f"{len(chosen)} of the runs below {fork} have the seed of {planned.name} and its settings "
+        "outside the method; give the folder of the one to fork from.",
+    )
+    return chosen[0]
 
 
 _TITLE = f"Accuracy on the test set in %: mean of the last {LAST_ROUNDS} rounds (and best round)"

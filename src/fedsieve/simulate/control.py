@@ -35,6 +35,10 @@ class RunInterruptedError(FedsieveError):
     """The run was asked to stop, and did so after saving everything."""
 
 
+class RunPausedError(RunInterruptedError):
+    """The run came to the round at which it was told to stop."""
+
+
 class Interrupt:
     """Notes Ctrl-C and termination instead of dying, so that a round can finish; twice dies."""
 

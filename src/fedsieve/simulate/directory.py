@@ -105,6 +105,25 @@ class RunDirectory:
                 f"{config} cannot be read ({error}); give another folder with --out."
             ) from None
 
+    def obstacle_to_forking(self, recipe: Recipe) -> str | None:
+        """The setting that keeps a run of this recipe from forking from the one here."""
+        return first_difference(_common(identity(self.recipe())), _common(identity(recipe)))
+
+    def check_fork(self, origin: Path) -> None:
+        """Refuse to take a run for a fork that began by itself."""
+        if not (self.path / CONFIG).exists():
+            return
+        environment_file = self.path / "env.json"
+        try:
+            record = json.loads(environment_file.read_bytes())
+        except (OSError, ValueError):
+            record = {}
+        check(
+            "forked_from" in record,
+            f"{self.path} already holds a run that did not fork from {origin}; give another folder "
+            "with --out, or leave --fork out.",
+        )
+
     def begin_as_fork(self, other: RunDirectory, recipe: Recipe) -> None:
         """Take over the last checkpoint of a run that differs in settings of its method only."""
         with other.lock(reading=True):
@@ -114,9 +133,7 @@ class RunDirectory:
                     f"{other.path} has no checkpoint that a run could fork from; let a run stop "
                     "where forks are to begin (engine.stop_after_rounds)."
                 )
-            difference = first_difference(
-                _common(identity(other.recipe())), _common(identity(recipe))
-            )
+            difference = other.obstacle_to_forking(recipe)
             check(
                 difference is None,
                 f"{other.path} is a run with {difference}; a fork may differ in settings of the "

@@ -7,12 +7,13 @@ import math
 import os
 import statistics
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedsieve.errors import FedsieveError, check
+from fedsieve.labels import Label, load_labels
 
 Settings: TypeAlias = Mapping[str, Any]
 """Dotted setting → value."""
@@ -31,13 +32,18 @@ class Outcome:
     summary: Mapping[str, Any]
     folder: Path | None = None
     """Where it lies, if it was found in a folder."""
+    labels: tuple[Label, ...] = ()
+    """What the sweep that it belongs to calls it."""
 
     @staticmethod
     def of(
-        config: Mapping[str, Any], summary: Mapping[str, Any], folder: Path | None = None
+        config: Mapping[str, Any],
+        summary: Mapping[str, Any],
+        folder: Path | None = None,
+        labels: tuple[Label, ...] = (),
     ) -> Outcome:
         """From the nested tables of config.toml and summary.json."""
-        return Outcome(flat(config), summary, folder)
+        return Outcome(flat(config), summary, folder, labels)
 
     @property
     def identity(self) -> tuple[tuple[str, str], ...]:
@@ -98,13 +104,15 @@ def once_per_seed(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def arrange(outcomes: Sequence[Outcome]) -> Arranged:
-    """Put outcomes into rows (methods) and columns (scenes), named by what differs."""
-    row_names = _names([_part(o, in_scene=False) for o in outcomes], _row_name)
-    column_names = _names([_part(o, in_scene=True) for o in outcomes], _column_name)
+    """Put outcomes into rows (methods) and columns (scenes), in the order of their sweep. Rows have
+    the names of their labels, others are named by what differs."""
+    rows = [_row(outcome) for outcome in outcomes]
+    columns = [_column(outcome) for outcome in outcomes]
+    row_names, column_names = _names(rows, _row_name), _names(columns, _column_name)
     entries: dict[tuple[str, str], list[Outcome]] = {}
     for place, outcome in zip(zip(row_names, column_names, strict=True), outcomes, strict=True):
         entries.setdefault(place, []).append(outcome)
-    return Arranged(tuple(dict.fromkeys(row_names)), tuple(dict.fromkeys(column_names)), entries)
+    return Arranged(_in_order(row_names, rows), _in_order(column_names, columns), entries)
 
 
 def score_of(outcomes: Sequence[Outcome], metric: str) -> Score | None:
@@ -134,6 +142,7 @@ def _read(folder: Path) -> Outcome:
             tomllib.loads(config.read_text(encoding="utf-8")),
             dict(json.loads(summary.read_bytes())),
             folder,
+            load_labels(folder),
         )
     except (ValueError, TypeError) as error:
         raise FedsieveError(
@@ -149,7 +158,35 @@ def _key(settings: Settings, belongs: Any) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _part(outcome: Outcome, *, in_scene: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Part:
+    """What decides the row of an outcome, or its column."""
+
+    settings: Settings
+    labels: tuple[Label, ...]
+
+
+def _row(outcome: Outcome) -> _Part:
+    """Its settings outside the scene, but for those that a label stands for, and its labels. What a
+    label of a scene sets besides is no other method: a paper's hyper-parameters for a noise."""
+    settings = {
+        path: value
+        for path, value in _deciding(outcome, in_scene=False).items()
+        if not any(label.stands_for(path) for label in outcome.labels)
+    }
+    return _Part(settings, tuple(label for label in outcome.labels if not _of_scene(label)))
+
+
+def _column(outcome: Outcome) -> _Part:
+    labels = tuple(label for label in outcome.labels if _of_scene(label))
+    return _Part(_deciding(outcome, in_scene=True), labels)
+
+
+def _of_scene(label: Label) -> bool:
+    return any(f"{path}.".startswith(SCENE_SETTINGS) for path in label.settings)
+
+
+def _deciding(outcome: Outcome, *, in_scene: bool) -> dict[str, Any]:
     names = {
         path
         for path, _ in _key(outcome.settings, lambda p: p.startswith(SCENE_SETTINGS) == in_scene)
@@ -157,9 +194,9 @@ def _part(outcome: Outcome, *, in_scene: bool) -> dict[str, Any]:
     return {path: value for path, value in outcome.settings.items() if path in names}
 
 
-def _names(parts: Sequence[Settings], name: Any) -> list[str]:
+def _names(parts: Sequence[_Part], name: Callable[[_Part, Sequence[_Part]], str]) -> list[str]:
     """A name for each part; equal parts get the same, different parts different names."""
-    keys = [repr(sorted(part.items())) for part in parts]
+    keys = [repr((sorted(part.settings.items()), part.labels)) for part in parts]
     distinct = dict(zip(keys, parts, strict=True))
     named: dict[str, str] = {}
     for key, part in distinct.items():
@@ -170,7 +207,28 @@ def _names(parts: Sequence[Settings], name: Any) -> list[str]:
     return [named[key] for key in keys]
 
 
-def _row_name(part: Settings, parts: Sequence[Settings]) -> str:
+def _in_order(names: Sequence[str], parts: Sequence[_Part]) -> tuple[str, ...]:
+    """Each name once: in the order of the sweep, those without labels as they were found."""
+    places = {
+        name: tuple(label.place for label in part.labels)
+        for name, part in zip(names, parts, strict=True)
+    }
+    return tuple(sorted(places, key=lambda name: places[name]))
+
+
+def _row_name(part: _Part, parts: Sequence[_Part]) -> str:
+    """The method and its labels; without labels what differs from other such rows."""
+    if not part.labels:
+        return _row_name_by_settings(part.settings, [p.settings for p in parts if not p.labels])
+    method = part.settings.get("method.name")  # none where it is what a label stands for
+    return " ".join([*([method] if method else []), *(label.text for label in part.labels)])
+
+
+def _column_name(part: _Part, parts: Sequence[_Part]) -> str:
+    return _column_name_by_settings(part.settings, [other.settings for other in parts])
+
+
+def _row_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
     """The method, and what differs from other rows; its own settings only from its namesakes."""
     method = str(part.get("method.name", "?"))
     namesakes = [other for other in parts if other.get("method.name") == method]
@@ -180,7 +238,7 @@ def _row_name(part: Settings, parts: Sequence[Settings]) -> str:
     return " ".join([method, *words])
 
 
-def _column_name(part: Settings, parts: Sequence[Settings]) -> str:
+def _column_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
     """What differs from other scenes: data, clients, partition and noise; else the data's name."""
     differing = _differing(parts)
     words = [f"{_text(part['data.source'])}"] if "data.source" in differing else []

@@ -21,7 +21,7 @@ from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import fingerprint_of, load_scene, save_scene
 from fedsieve.serial import payload_bytes, to_device
-from fedsieve.simulate.control import Interrupt, Reporter, RunInterruptedError
+from fedsieve.simulate.control import Interrupt, Reporter, RunInterruptedError, RunPausedError
 from fedsieve.simulate.diagnose import Truth, auroc, beliefs, diagnose, drift, per_client
 from fedsieve.simulate.directory import CLIENTS, METRICS, SCENE, RunDirectory, save_model
 from fedsieve.simulate.findings import SiteLabels, findings_of, save_findings
@@ -164,7 +164,7 @@ class Simulation:
                 reporter.finished_round(self.finish_round(aside=aside))
 
         if self._did_enough() and self.rounds_done < self.recipe.rounds:
-            raise self._stopped()
+            raise self._stopped(interrupt)
         while self.rounds_done < self.recipe.rounds:
             seconds = self.train_round(meanwhile=functools.partial(report, aside=True))
             if not self.runner.idle_while_training:
@@ -179,16 +179,17 @@ class Simulation:
                 self.saver.begin(self.rounds_done, self.server)
             if stop and not is_last:
                 self.saver.wait()
-                raise self._stopped()
+                raise self._stopped(interrupt)
 
     def _did_enough(self) -> bool:
         """Whether the run has come to where it is to stop, before its end."""
         asked = self.recipe.engine.stop_after_rounds
         return asked is not None and self.rounds_done >= asked
 
-    def _stopped(self) -> RunInterruptedError:
+    def _stopped(self, interrupt: Interrupt) -> RunInterruptedError:
         without = " without engine.stop_after_rounds" if self._did_enough() else ""
-        return RunInterruptedError(
+        as_told = self._did_enough() and not interrupt.asked
+        return (RunPausedError if as_told else RunInterruptedError)(
             f"Stopped after round {self.rounds_done} of {self.recipe.rounds}; "
             f"the same command{without} goes on from there."
         )

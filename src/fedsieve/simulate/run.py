@@ -36,6 +36,8 @@ def run(
     directory = RunDirectory(out)
     with directory.lock():
         directory.refuse_other(recipe)
+        if fork is not None:
+            directory.check_fork(fork)
         finished = directory.summary()
         if finished is not None:
             directory.tidy_up()  # in case the run was cut before it could
