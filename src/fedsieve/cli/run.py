@@ -34,6 +34,7 @@ FILES = {
     "scene.safetensors": "who held what, with which labels",
     "config.toml": "every setting; `fedsieve run` takes it as a recipe",
     "env.json": "versions, hardware and command",
+    "labels.json": "what the recipe's sweep calls this run",
 }
 """What a run leaves in its folder."""
 
