@@ -40,15 +40,33 @@ def test_every_run_below_the_folder_is_found_by_its_path(tmp_path: Path) -> None
     log(tmp_path / "b", [30.0])
     log(tmp_path / "empty", [])
     assert [run.name for run in find_logs([tmp_path])] == ["a/fedavg-seed1", "b"]
-    assert [run.name for run in find_logs([tmp_path / "b"])] == [str(tmp_path / "b")]
+    assert [run.name for run in find_logs([tmp_path / "b"])] == ["b"]
     both = find_logs([tmp_path / "a", tmp_path / "b"])
-    assert [run.name for run in both] == [
-        str(tmp_path / "a" / "fedavg-seed1"),
-        str(tmp_path / "b"),
-    ]
+    assert [run.name for run in both] == ["a/fedavg-seed1", "b"]
     assert [line["accuracy"] for line in both[0].rounds] == [10.0, 20.0]
     again = find_logs([tmp_path, tmp_path / "a"])
     assert len(again) == 2, "a run that is found twice is one run"
+
+
+def test_runs_are_called_below_the_folder_that_all_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log(tmp_path / "runs" / "one-1a2b" / "cell-seed1", [1.0])
+    log(tmp_path / "runs" / "two" / "cell-seed1", [1.0])
+    monkeypatch.chdir(tmp_path / "runs" / "two")
+    assert [run.name for run in find_logs([Path()])] == ["cell-seed1"]
+    assert [run.name for run in find_logs([Path("cell-seed1"), Path("../one-1a2b")])] == [
+        "two/cell-seed1",
+        "one-1a2b/cell-seed1",
+    ]
+    log(tmp_path / "runs" / "two" / "cell-seed1" / "inner", [1.0])
+    assert {run.name for run in find_logs([Path()])} == {"cell-seed1", "cell-seed1/inner"}
+
+
+def test_a_folder_that_is_not_there_is_refused_beside_others(tmp_path: Path) -> None:
+    log(tmp_path / "a", [1.0])
+    with pytest.raises(FedsieveError, match=r"There is no folder .*b; give the folder"):
+        find_logs([tmp_path / "a", tmp_path / "b"])
 
 
 def test_runs_that_differ_in_their_seed_only_have_one_identity(tmp_path: Path) -> None:
@@ -83,8 +101,11 @@ def test_seeds_become_their_mean_in_a_band() -> None:
     ]
     chart = OverRounds.of(runs, ["accuracy"], mean=True)
     assert chart.panels["accuracy"] == [
-        Curve("runs/a", [1, 2], [[10.0, 20.0], [40.0, 30.0]]),
-        Curve("runs/b-seed1", [1], [[5.0]]),
+        Curve("runs/a", [1, 2], [[10.0, 20.0], [40.0, 30.0]], longest=3),
+        Curve("runs/b-seed1", [1], [[5.0]], longest=1),
+    ]
+    assert chart.notes == [
+        "runs/a ends after 2 rounds of 3: not all of its 2 seeds have accuracy beyond."
     ]
     assert list(chart.rows()) == [
         ("number", "run", "seeds", "round", "passes", "mean", "least", "most"),
@@ -101,6 +122,82 @@ def test_seeds_become_their_mean_in_a_band() -> None:
 def test_groups_of_seeds_with_one_name_are_numbered() -> None:
     runs = [logs(f"a-seed{s}", 1.0, identity=which, seed=s) for which in "xy" for s in (1, 2)]
     assert OverRounds.of(runs, ["accuracy"], mean=True).lines == ["a #1", "a #2"]
+
+
+def test_seeds_without_a_common_round_are_no_line_but_a_note() -> None:
+    runs = [logs("a-seed1", 1.0, identity="a"), logs("a-seed2", 2.0, identity="a", seed=2)]
+    runs[1].rounds[0]["round"] = 4
+    chart = OverRounds.of(runs, ["accuracy"], mean=True)
+    assert (chart.lines, chart.notes) == (
+        [],
+        ["a has no mean of accuracy: its 2 seeds share no round."],
+    )
+    assert OverRounds.of(runs, ["accuracy"], mean=False).notes == []
+
+
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        (["s1/FedGR", "s2/FedGR", "s3/FedGR"], "FedGR"),
+        (["a-seed1", "a-seed2"], "a"),
+        (["x/seed1", "x/seed2"], "x"),
+        (["one-1a2b/iid-fast-seed1", "one-3c4d/iid-slow-seed2"], "one/iid"),
+        (["fedgr-a-b", "fedgr-a-b-again"], "fedgr-a-b"),
+        (["s1", "s2", "s3"], "s1 and 2 more"),
+    ],
+)
+def test_seeds_are_called_by_what_their_names_have_in_common(names: list[str], title: str) -> None:
+    runs = [logs(name, 1.0, identity="x", seed=seed) for seed, name in enumerate(names)]
+    assert OverRounds.of(runs, ["accuracy"], mean=True).lines == [title]
+
+
+def test_there_is_no_half_round() -> None:
+    """Where there is room for 1.5, too."""
+    for count in (1, 2, 3, 7, 230):
+        chart = OverRounds.of([logs("a", *[1.0] * count)], ["accuracy"], mean=False)
+        (axes,) = chart.draw().axes
+        assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
+def drawn(names: list[str], numbers: list[str]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Height of each panel and of the figure in inches, and the legend's columns."""
+    runs = [logs(name, 1.0, 2.0) for name in names]
+    for run in runs:
+        run.rounds[0]["drift"] = 0.5
+    figure = OverRounds.of(runs, numbers, mean=False).draw()
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert min(box.x0, box.y0) >= 0, "the legend is cut off"
+    assert box.x1 <= figure.bbox.width
+    assert box.y1 <= figure.bbox.height
+    panels = [axes.get_window_extent() for axes in figure.axes]
+    assert not any(box.overlaps(panel) for panel in panels)
+    assert [text.get_text().replace("\n", "") for text in legend.get_texts()] == names
+    columns = len({round(text.get_window_extent().x0) for text in legend.get_texts()})
+    sizes = np.array([[panel.width, panel.height] for panel in panels]) / figure.dpi
+    return sizes, figure.get_size_inches(), columns
+
+
+@pytest.mark.parametrize("numbers", [["accuracy"], ["accuracy", "drift"]])
+@pytest.mark.parametrize(
+    ("letters", "count", "columns"),
+    [(25, 1, 1), (25, 2, 2), (30, 12, 2), (60, 12, 1), (200, 2, 1), (10, 40, 5)],
+)
+def test_a_legend_that_takes_much_room_gets_its_own(
+    numbers: list[str], letters: int, count: int, columns: int
+) -> None:
+    """A letter x is 8.33 · 0.59 points wide (0.068 inch) and what stands around a name 0.5 inch, so
+    that the 7.5 inches hold two columns of 30 letters (5.1) and 5 of 10 (5.9), not 6 (7.1 and the
+    space around them). The panels may differ in height by the legend's margin, 0.1 inch."""
+    beside, small, _ = drawn(["short"], numbers)
+    names = [f"{i:02}".ljust(letters, "x") for i in range(count)]
+    below, large, found = drawn(names, numbers)
+    assert found == columns
+    assert large[0] == small[0]
+    assert large[1] > small[1]
+    assert below[:, 1] == pytest.approx(beside[:, 1], abs=0.1)
+    assert (below[:, 0] > beside[:, 0]).all()
 
 
 def test_a_panel_per_number_and_no_line_for_what_was_never_logged() -> None:
@@ -172,9 +269,9 @@ def test_clients_without_known_noise_stand_by_number() -> None:
 
 def test_a_panel_for_each_moment() -> None:
     lines = [at(0, 0, f1=0.2), at(0, 4, f1=0.8)]
-    chart = OverClients.of([logs("a", 1.0, clients=lines)], ["f1"], (1, 5))
+    chart = OverClients.of([logs("a", *[1.0] * 5, clients=lines)], ["f1"], (1, 5))
     early, late = chart.draw().axes
-    assert (early.get_title(), late.get_title()) == ("after 1 rounds", "after 5 rounds")
+    assert (early.get_title(), late.get_title()) == ("after 1 round", "after 5 rounds")
     assert [axes.lines[0].get_ydata().tolist() for axes in (early, late)] == [[0.2], [0.8]]
     assert [row[2] for row in chart.rows()][1:] == [1, 5]
 
@@ -207,4 +304,20 @@ def test_runs_of_different_scenes_are_not_drawn_over_one_order() -> None:
 
 def test_before_the_first_number_there_is_nothing_to_draw() -> None:
     with pytest.raises(FedsieveError, match="No client had logged that after 2 rounds"):
-        OverClients.of([logs("a", 1.0, clients=[at(0, 6, f1=0.1)])], ["f1"], (2,))
+        OverClients.of([logs("a", *[1.0] * 7, clients=[at(0, 6, f1=0.1)])], ["f1"], (2,))
+
+
+def test_no_run_is_drawn_at_a_round_that_it_has_not_reached() -> None:
+    """Run a has 2 rounds, b has 1, and c, that has 1 too, has never logged the number."""
+    runs = [
+        logs("a", 1.0, 2.0, clients=[at(0, f1=0.1)]),
+        logs("b", 1.0, clients=[at(0, f1=0.2)]),
+        logs("c", 1.0, clients=[at(0, loss=0.2)]),
+    ]
+    chart = OverClients.of(runs, ["f1"], (1, 2))
+    drawn = {after: [line.run for line in lines] for after, lines in chart.panels.items()}
+    assert drawn == {1: ["a", "b"], 2: ["a"]}
+    assert chart.notes == ["b is left out after 2 rounds: it ends after 1 round."]
+    assert OverClients.of(runs, ["f1"], ()).notes == []
+    with pytest.raises(FedsieveError, match="No run has logged 3 rounds; the longest ends after 2"):
+        OverClients.of(runs, ["f1"], (1, 3))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsieve.errors import FedsieveError
-from fedsieve.simulate.logged import at_clients, full_name, names_in, points
+from fedsieve.simulate.logged import at_clients, full_name, names_in, points, rounds_in
 
 LINES = [
     {"round": 0, "accuracy": 10.0, "drift": None, "server": {"share": 0.5}, "clients": [1, 2]},
@@ -24,6 +24,14 @@ def test_points_are_rounds_with_a_finite_number() -> None:
     assert points(LINES, "drift") == [(2, 2.5)]
     assert points(LINES, "server.share") == [(1, 0.5)]
     assert points(LINES, "server") == points(LINES, "accuracy.x") == points(LINES, "") == []
+
+
+def test_a_run_has_as_many_rounds_as_its_last_line_says() -> None:
+    """A fork logs from the round on in which it left its warm-up; a round may log no number."""
+    assert rounds_in(LINES) == 3
+    assert rounds_in([{"round": 6}, {"round": 7, "accuracy": None}]) == 8
+    assert rounds_in([{}, {}]) == 2, "lines that do not say count as they stand"
+    assert rounds_in([]) == 0
 
 
 def test_names_are_paths_to_numbers() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from fedsieve.cli.options import POSITIONAL, parse
 from fedsieve.cli.table import escape_csv
-from fedsieve.errors import check
+from fedsieve.errors import FedsieveError, check
 from fedsieve.pages.curves import Logs, OverClients, OverRounds, Row, find_logs
 from fedsieve.simulate.logged import full_name, names_in
 
@@ -25,10 +26,10 @@ class CurvesOptions:
 
     folders: tuple[Path, ...] = field(default=(Path("runs"),), metadata=POSITIONAL)
     """Folders that hold runs."""
-    of: tuple[str, ...] = ("accuracy",)
+    of: tuple[str, ...] = ()
     """Which numbers: names from metrics.jsonl, or over clients from clients.jsonl, such as drift or
     diagnostics.noise_spearman, of which the last part will do. Each has a panel, but over clients
-    all share one."""
+    all share one. (left out: accuracy; over clients it must be given)"""
     over: Literal["rounds", "passes", "clients"] = "rounds"
     """What the lines run over: rounds; passes through the data, which make runs comparable whose
     rounds train unequally much; or clients in the order of their true noise, each with what was
@@ -49,7 +50,12 @@ def main(argv: Sequence[str]) -> int:
         kind in (*PICTURES, ".csv"),
         f"--out must end in {', '.join(PICTURES)} or .csv, not {options.out}.",
     )
-    check(bool(options.of), "--of needs the name of a number, such as accuracy.")
+    check(
+        bool(options.of) or "--of" not in argv,
+        "--of needs the name of a number, such as accuracy.",
+    )
+    if not all(folder.is_dir() for folder in options.folders):
+        refuse_folders(options.of)
     runs = find_logs(options.folders)
     check(
         len(runs) > 0,
@@ -63,6 +69,8 @@ def main(argv: Sequence[str]) -> int:
         f"{count} curves are too many for one picture; give folders with at most {MOST_LINES} "
         "runs, or have them written as numbers with --out curves.csv.",
     )
+    for note in chart.notes:
+        print(note, file=sys.stderr)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if kind == ".csv":
         write(chart.rows(), options.out)
@@ -75,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 def over_rounds(runs: Sequence[Logs], options: CurvesOptions) -> OverRounds:
     check(not options.after, "--after goes with --over clients; leave it out.")
     known = {name for run in runs for name in names_in(run.rounds)}
-    names = [full_name(name, known) for name in options.of]
+    names = full_names(options.of or ("accuracy",), known)
     by_passes = options.over == "passes"
     return OverRounds.of(runs, names, mean=options.mean, by_passes=by_passes)
 
@@ -87,8 +95,34 @@ def over_clients(runs: Sequence[Logs], options: CurvesOptions) -> OverClients:
         bool(known),
         "None of these runs has logged its clients; run them with --engine.client_lines true.",
     )
-    names = [full_name(name, known) for name in options.of]
+    check(
+        bool(options.of),
+        f"Say with --of what to draw over clients: {', '.join(sorted(known))}.",
+    )
+    names = full_names(options.of, known)
     return OverClients.of(runs, names, options.after)
+
+
+def full_names(asked: Sequence[str], known: Collection[str]) -> list[str]:
+    """The numbers that are meant; a folder among them stands at the wrong place."""
+    names = []
+    for name in asked:
+        try:
+            names.append(full_name(name, known))
+        except FedsieveError:
+            refuse_folders([name])
+            raise
+    return names
+
+
+def refuse_folders(words: Iterable[str]) -> None:
+    """--of takes every word behind it, the folders of who writes them last, too."""
+    for word in words:
+        check(
+            not Path(word).is_dir(),
+            f"{word} is a folder, but --of takes names of numbers; put folders before the "
+            f"options: fedsieve curves {word} --of …",
+        )
 
 
 def write(rows: Iterable[Row], path: Path) -> None:

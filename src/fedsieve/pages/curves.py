@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import statistics
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,11 +17,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedsieve.errors import FedsieveError, check
 from fedsieve.scenes import load_scene
 from fedsieve.simulate.directory import CLIENTS, CONFIG, METRICS, SCENE, read_lines
-from fedsieve.simulate.logged import Lines, at_clients, points, round_of
+from fedsieve.simulate.logged import Lines, at_clients, points, round_of, rounds_in
 from fedsieve.simulate.results import Outcome
 from fedsieve.types import ClientId
 
@@ -37,7 +40,7 @@ class Logs:
     """What a run has logged so far."""
 
     name: str
-    """Its folder, as far as it tells runs apart."""
+    """Its folder, below the one that all runs share."""
     identity: object
     """What it has in common with runs that differ from it in nothing but the seed."""
     seed: object
@@ -50,14 +53,24 @@ def find_logs(folders: Sequence[Path]) -> list[Logs]:
     """The runs below the folders, finished or not, that have logged a round."""
     found: dict[Path, Logs] = {}
     for top in folders:
+        check(top.is_dir(), f"There is no folder {top}; give the folder that a run was written to.")
         for log in sorted(top.rglob(METRICS)):
             folder, rounds = log.parent, read_lines(log)
-            below = folder.relative_to(top)
-            name = str(below if len(folders) == 1 and below.parts else top / below)
             if rounds:
-                logs = Logs(name, *_which(folder), rounds, read_lines(folder / CLIENTS), folder)
+                clients = read_lines(folder / CLIENTS)
+                logs = Logs(str(folder), *_which(folder), rounds, clients, folder)
                 found.setdefault(folder.resolve(), logs)
-    return list(found.values())
+    runs = list(found.values())
+    names = _names([run.folder for run in runs])
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The paths of the folders below the one that holds them all; of a single folder its name."""
+    # Not resolved: a link is called as its owner called it.
+    paths = [Path(os.path.abspath(folder)) for folder in folders]  # noqa: PTH100
+    shared = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    return [path.relative_to(shared).as_posix() for path in paths]
 
 
 def _which(folder: Path) -> tuple[object, object]:
@@ -102,6 +115,8 @@ class Curve:
     """A value for each round, of each seed."""
     passes: Sequence[float] | None = None
     """Through the data, until the end of each round; the mean of the seeds."""
+    longest: int = 0
+    """The last round of the seed that has most of them."""
 
     @property
     def means(self) -> list[float]:
@@ -115,12 +130,27 @@ class Curve:
     def most(self) -> list[float]:
         return [max(values) for values in zip(*self.seeds, strict=True)]
 
+    def note(self, number: str) -> str | None:
+        """What a mean of seeds that do not end together leaves out, in words."""
+        if not self.rounds and self.longest:
+            return (
+                f"{self.run} has no mean of {number}: its {len(self.seeds)} seeds share no round."
+            )
+        if self.rounds and self.rounds[-1] < self.longest:
+            return (
+                f"{self.run} ends {_after(self.rounds[-1])} of {self.longest}: not all of its "
+                f"{len(self.seeds)} seeds have {number} beyond."
+            )
+        return None
+
 
 @dataclass(frozen=True)
 class OverRounds:
     """A panel for each number, with lines over the rounds."""
 
     panels: Mapping[str, Sequence[Curve]]
+    notes: Sequence[str] = ()
+    """What the lines leave out, a sentence each."""
 
     @staticmethod
     def of(
@@ -134,16 +164,18 @@ class OverRounds:
             group = groups.setdefault(run.identity if mean else place, {})
             group.setdefault(run.seed, run)  # a seed that was run twice counts once
         members = [list(group.values()) for group in groups.values()]
-        titles = [_without_seed(m[0].name) if len(m) > 1 else m[0].name for m in members]
+        titles = _distinct([_shared_name([run.name for run in group]) for group in members])
+        curves = {
+            name: [
+                _curve(title, group, name, by_passes)
+                for title, group in zip(titles, members, strict=True)
+            ]
+            for name in names
+        }
+        notes = [curve.note(name) for name, found in curves.items() for curve in found]
         return OverRounds(
-            {
-                name: [
-                    curve
-                    for title, group in zip(_distinct(titles), members, strict=True)
-                    if (curve := _curve(title, group, name, by_passes)).rounds
-                ]
-                for name in names
-            }
+            {name: [curve for curve in found if curve.rounds] for name, found in curves.items()},
+            [note for note in notes if note],
         )
 
     @property
@@ -184,6 +216,10 @@ class OverRounds:
             axes.set_ylabel(TITLES.get(name, name))
         by_passes = any(curve.passes for curves in self.panels.values() for curve in curves)
         panels[-1].set_xlabel("passes through the data" if by_passes else "round")
+        if not by_passes:  # there is no round 2.5
+            panels[-1].xaxis.set_major_locator(
+                MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1)
+            )
         _legend(figure, panels)
         return figure
 
@@ -197,6 +233,7 @@ def _curve(title: str, group: Sequence[Logs], name: str, by_passes: bool) -> Cur
         rounds,
         [[values[round] for round in rounds] for _, values in found],
         [statistics.fmean(made[round] for made in places) for round in rounds] if places else None,
+        max((round for _, values in found for round in values), default=0),
     )
 
 
@@ -220,6 +257,8 @@ class OverClients:
     """After so many rounds; None is the end."""
     noise: Mapping[ClientId, float]
     """The true share of wrong labels, where a simulation knows it."""
+    notes: Sequence[str] = ()
+    """What the lines leave out, a sentence each."""
 
     @staticmethod
     def of(runs: Sequence[Logs], names: Sequence[str], after: Sequence[int]) -> OverClients:
@@ -232,16 +271,24 @@ class OverClients:
                     f"Client {client} has other wrong labels in {run.name} than in another run; "
                     "draw runs of one scene and seed together.",
                 )
-        panels = {}
+        panels, notes = {}, []
         for rounds in after or (None,):
-            panels[rounds] = [
-                AtClients(run.name, name, values)
-                for run in runs
-                for name in names
-                if (values := at_clients(run.clients, name, rounds))
+            ends = [rounds_in(run.rounds) for run in runs]
+            short = [rounds is not None and end < rounds for end in ends]
+            check(
+                not all(short),
+                f"No run has logged {rounds} rounds; the longest ends {_after(max(ends))}, so give "
+                "--after no more than that.",
+            )
+            reached = [run for run, is_short in zip(runs, short, strict=True) if not is_short]
+            panels[rounds] = _at_clients(reached, names, rounds)
+            check(bool(panels[rounds]), f"No client had logged that {_after(rounds)}.")
+            notes += [
+                f"{run.name} is left out {_after(rounds)}: it ends {_after(end)}."
+                for run, end, is_short in zip(runs, ends, short, strict=True)
+                if is_short and _at_clients([run], names, None)
             ]
-            check(bool(panels[rounds]), f"No client had logged that after {rounds} rounds.")
-        return OverClients(panels, noise)
+        return OverClients(panels, noise, notes)
 
     @property
     def lines(self) -> list[str]:
@@ -287,7 +334,7 @@ class OverClients:
                     label="share of wrong labels",
                 )
             if after is not None:
-                axes.set_title(f"after {after} rounds", fontsize="medium")
+                axes.set_title(_after(after), fontsize="medium")
             numbers = {line.number for line in lines}
             if len(numbers) == 1:
                 axes.set_ylabel(numbers.pop())
@@ -310,6 +357,15 @@ class OverClients:
         return line.number if several_numbers else line.run
 
 
+def _at_clients(runs: Sequence[Logs], names: Sequence[str], after: int | None) -> list[AtClients]:
+    return [
+        AtClients(run.name, name, values)
+        for run in runs
+        for name in names
+        if (values := at_clients(run.clients, name, after))
+    ]
+
+
 def _by_place(
     values: Mapping[ClientId, float], order: Sequence[ClientId]
 ) -> tuple[list[int], list[float]]:
@@ -322,6 +378,12 @@ def _by_place(
 
 MOST_NAMED = 25
 """An axis names each of so many clients."""
+LONGEST_BESIDE = 24
+"""A legend with longer names stands below the panels: beside them it would take their room."""
+LONGEST_LINE = 80
+"""Letters of a name on one line of the legend."""
+ROOM = 0.97
+"""The share of a picture's width or height that a legend may take; the rest is its margin."""
 
 
 def _panels(count: int, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
@@ -344,18 +406,53 @@ def _looks(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """One legend for all panels."""
+    """One legend for all panels: beside them, or where it would not fit, in room added below."""
     entries = {
         label: line
         for axes in panels
         for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(entries.values(), entries.keys(), fontsize="small", loc="outside right center")
+    lines, names = list(entries.values()), [textwrap.fill(name, LONGEST_LINE) for name in entries]
+    if max(map(len, entries), default=0) <= LONGEST_BESIDE:
+        legend = figure.legend(lines, names, fontsize="small", loc="outside right center")
+        if legend.get_window_extent().height < ROOM * figure.bbox.height:
+            return
+        legend.remove()
+    for columns in range(len(names), 0, -1):
+        legend = figure.legend(
+            lines, names, fontsize="small", loc="outside lower center", ncols=columns
+        )
+        size = legend.get_window_extent()
+        if columns == 1 or size.width < ROOM * figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + size.height / figure.dpi)
+            return
+        legend.remove()
+
+
+def _shared_name(names: Sequence[str]) -> str:
+    """What the names of runs that differ in their seed have in common; of one run its name."""
+    if len(names) == 1:
+        return names[0]
+    folders = zip(*(_without_seed(name).split("/") for name in names), strict=False)
+    shared = "/".join(part for same in folders if (part := _shared_parts(same)))
+    return shared or f"{names[0]} and {len(names) - 1} more"
+
+
+def _shared_parts(names: Sequence[str]) -> str:
+    """The parts between hyphens that are the same in all names, each at its place."""
+    parts = zip(*(name.split("-") for name in names), strict=False)
+    return "-".join(same[0] for same in parts if len(set(same)) == 1)
 
 
 def _without_seed(name: str) -> str:
     """A run's name without the part that names its seed."""
     return re.sub(r"[-/]?seed-?\d+$", "", name) or name
+
+
+def _after(rounds: int | None) -> str:
+    if rounds is None:
+        return "at the end"
+    return f"after {rounds} {'round' if rounds == 1 else 'rounds'}"
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -49,6 +49,11 @@ def round_of(line: Mapping[str, Any], place: int) -> int:
     return (round if isinstance(round, int) else place) + 1
 
 
+def rounds_in(lines: Lines) -> int:
+    """How many rounds a run has behind it that has logged these lines in metrics.jsonl."""
+    return max((round_of(line, place) for place, line in enumerate(lines)), default=0)
+
+
 def names_in(lines: Lines) -> list[str]:
     """The full names of all numbers in these lines."""
     found: dict[str, None] = {}
