@@ -139,7 +139,25 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_only_a_log_is_enough(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line(0, 5.0)) + "\n")
-    assert rows_of(report_page([tmp_path]), "?")[0] == "5.00"
+    assert rows_of(report_page([tmp_path]), tmp_path.name)[0] == "5.00"
+
+
+@pytest.mark.parametrize("config", [None, "", '[method]\nname = "fedavg"\n'])
+def test_runs_with_few_or_no_settings_stand_beside_others(
+    tmp_path: Path, config: str | None
+) -> None:
+    scene = '[data]\nsource = "digits"\n[scene]\nclients = 4\n[scene.noise]\nkind = "symmetric"'
+    whole, part = (write_run(tmp_path / name, [7.0], config=scene) for name in ("whole", "part"))
+    if config is None:
+        (part / "config.toml").unlink()
+    else:
+        (part / "config.toml").write_text(config)
+    names = labels_of([read_run(whole), read_run(part)])
+    if config:
+        assert names == ["fedavg rounds=1, digits, 4 clients, symmetric noise", "fedavg, ?"]
+    else:
+        assert names == ["fedavg", "part"]
+    assert rows_of(report_page([whole, part]), names[1])[0] == "7.00"
 
 
 def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:

@@ -136,10 +136,12 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def labels_of(runs: Sequence[RunRecord]) -> list[str]:
-    """A short name for each run: the method, and only what it takes to tell them apart."""
-    outcomes = [Outcome.of(run.config, {"place": place}) for place, run in enumerate(runs)]
-    arranged = arrange(outcomes)
-    labels = [""] * len(runs)
+    """A short name for each run: the method, and only what it takes to tell them apart; the
+    folder's name where nothing is known of a run's settings."""
+    arranged = arrange(
+        [Outcome.of(run.config, {"place": place}) for place, run in enumerate(runs) if run.config]
+    )
+    labels = [run.folder.resolve().name for run in runs]
     for (row, column), entry in arranged.entries.items():
         name = row if len(arranged.columns) == 1 else f"{row}, {column}"
         for outcome in entry:

@@ -130,12 +130,10 @@ def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 def _read(folder: Path) -> Outcome:
     config, summary = folder / "config.toml", folder / "summary.json"
     try:
-        return Outcome.of(
-            tomllib.loads(config.read_text(encoding="utf-8")),
-            dict(json.loads(summary.read_bytes())),
-            folder,
-        )
-    except (ValueError, TypeError) as error:
+        settings = tomllib.loads(config.read_text(encoding="utf-8"))
+        check(bool(settings), f"{config.name} is empty")
+        return Outcome.of(settings, dict(json.loads(summary.read_bytes())), folder)
+    except (ValueError, TypeError, FedsieveError) as error:
         raise FedsieveError(
             f"The results in {folder} cannot be read ({error}); delete or repair that folder."
         ) from None
@@ -183,8 +181,8 @@ def _row_name(part: Settings, parts: Sequence[Settings]) -> str:
 def _column_name(part: Settings, parts: Sequence[Settings]) -> str:
     """What differs from other scenes: data, clients, partition and noise; else the data's name."""
     differing = _differing(parts)
-    words = [f"{_text(part['data.source'])}"] if "data.source" in differing else []
-    if "scene.clients" in differing:
+    words = [_text(part.get("data.source", "?"))] if "data.source" in differing else []
+    if "scene.clients" in differing and "scene.clients" in part:
         words.append(f"{part['scene.clients']} clients")
     for section, kind_word in (("scene.partition.", "{}"), ("scene.noise.", "{} noise")):
         kind = part.get(f"{section}kind")
@@ -192,7 +190,7 @@ def _column_name(part: Settings, parts: Sequence[Settings]) -> str:
         if section == "scene.noise." and kind == "none":
             words += ["no noise"] if paths else []
             continue
-        if f"{section}kind" in paths:
+        if f"{section}kind" in paths and kind is not None:
             words.append(kind_word.format(kind))
         words += [
             f"{_leaf(path)}={_text(part[path])}"
