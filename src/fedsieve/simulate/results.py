@@ -131,9 +131,10 @@ def _read(folder: Path) -> Outcome:
     config, summary = folder / "config.toml", folder / "summary.json"
     try:
         settings = tomllib.loads(config.read_text(encoding="utf-8"))
-        check(bool(settings), f"{config.name} is empty")
+        if not settings:
+            raise ValueError(f"{config.name} is empty")
         return Outcome.of(settings, dict(json.loads(summary.read_bytes())), folder)
-    except (ValueError, TypeError, FedsieveError) as error:
+    except (ValueError, TypeError) as error:
         raise FedsieveError(
             f"The results in {folder} cannot be read ({error}); delete or repair that folder."
         ) from None
