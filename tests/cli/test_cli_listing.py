@@ -37,6 +37,15 @@ def test_a_method_is_explained(cli):
     assert cli("methods", "fedpro").err.startswith("fedsieve: There is no method 'fedpro'")
 
 
+def test_only_a_method_of_a_similar_name_is_suggested(cli):
+    assert "did you mean 'fedprox'?" in cli("methods", "fedpro").err
+    for answer in (cli("methods", "nonsense"), cli("run", "--method.name", "nonsense")):
+        assert "did you mean" not in answer.err
+        assert answer.err.startswith(
+            f"fedsieve: There is no method 'nonsense'; possible are {', '.join(METHODS)}."
+        )
+
+
 def test_every_setting_of_every_method_is_listed(cli):
     for name, method in METHODS.items():
         out = cli("methods", name).out
@@ -48,6 +57,13 @@ def test_recipes_are_listed_with_their_first_line(cli):
     answer = cli("recipes")
     demo = next(line for line in answer.out.splitlines() if line.split()[:1] == ["demo"])
     assert shipped_recipes()["demo"].splitlines()[0].lstrip("# ") in demo
+
+
+def test_a_word_chooses_the_recipes_that_have_it_in_their_names(cli):
+    listed = cli("recipes", "list", "fedes/table1").out.split()
+    wanted = [name for name in shipped_recipes() if "fedes/table1" in name]
+    assert [word for word in listed if word in shipped_recipes()] == wanted
+    assert len(wanted) == 2
 
 
 def test_a_recipe_is_shown_and_copied(cli):
@@ -67,6 +83,9 @@ def test_a_recipe_is_shown_and_copied(cli):
         (["show"], "Give a name: fedsieve recipes show NAME"),
         (["copy", "demo"], "Give the new file: fedsieve recipes copy demo FILE"),
         (["show", "dmo"], "There is no recipe 'dmo'; did you mean 'demo'?"),
+        (["list", "dmo"], "There is no recipe 'dmo'; did you mean 'demo'?"),
+        (["list", "demo", "f.toml"], "'f.toml' is one word too many"),
+        (["show", "demo", "f.toml"], "'f.toml' is one word too many"),
         (["shwo", "demo"], "action must be one of 'list', 'show', 'copy'"),
         (["copy", "demo", "no/such/folder.toml"], "No such file or directory"),
     ],

@@ -88,6 +88,30 @@ def test_several_values_of_a_list():
     assert parse_given(like([Inner], {}), "test", ["--weights", "1", ".5"]) == {"weights": [1, 0.5]}
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["0.5"], [0.5]),
+        (["1", "-.5"], [1, -0.5]),
+        (["[0.5]"], [0.5]),
+        (["[0.5, 1]"], [0.5, 1]),
+        (["none"], None),
+        (["x"], ["x"]),
+    ],
+)
+def test_numbers_of_a_list_that_may_be_left_out(words, value):
+    options = like([DataConfig], {})
+    assert parse_given(options, "test", ["--mean", *words, "--views", "v"])["mean"] == value
+
+
+def test_text_in_brackets_is_no_list():
+    @dataclass(frozen=True, kw_only=True)
+    class Named:
+        names: tuple[str, ...] = ()
+
+    assert parse_given(like([Named], {}), "test", ["--names", "[1]"]) == {"names": ["[1]"]}
+
+
 def test_the_help_shows_docs_defaults_and_choices(capsys):
     with pytest.raises(SystemExit) as stop:
         parse_given(like([Outer], {"inner": {"rate": 0.7}}), "fedsieve test", ["--help"])

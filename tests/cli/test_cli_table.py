@@ -104,6 +104,25 @@ def test_any_logged_number_as_it_was_logged_last(cli):
     assert "'lst10'; did you mean 'last10'?" in cli("table", "runs", "--metric", "lst10").err
 
 
+def test_a_run_without_its_settings_is_named(cli):
+    write("runs/a", config(), last10=1.0)
+    write("runs/b", {}, last10=2.0)
+    answer = cli("table", "runs")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == (
+        "fedsieve: The results in runs/b cannot be read (config.toml is empty); "
+        "delete or repair that folder.\n"
+    )
+
+
+def test_settings_that_only_some_runs_have_are_no_trouble(cli):
+    write("a", config(noise={"kind": "symmetric"}), last10=1.0)
+    write("b", {"method": {"name": "fedprox"}}, last10=2.0)
+    assert cli("table", "a", "b").out.splitlines()[0] == (
+        "| method | digits, 4 clients, iid, symmetric noise | ? |"
+    )
+
+
 @pytest.mark.parametrize("content", ["{", "3", "[1]"])
 def test_a_damaged_summary_is_named(content, cli):
     write("runs/a", config(), last10=1.0)

@@ -13,6 +13,7 @@ from pages_samples import Outline, line, write_run
 from pages_window import Window
 
 from fedsieve.errors import FedsieveError
+from fedsieve.labels import Label, save_labels
 from fedsieve.methods import METHODS
 from fedsieve.pages import ReportExtras, report_page
 from fedsieve.pages.runs import labels_of, read_run
@@ -139,7 +140,37 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_only_a_log_is_enough(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line(0, 5.0)) + "\n")
-    assert rows_of(report_page([tmp_path]), "?")[0] == "5.00"
+    assert rows_of(report_page([tmp_path]), tmp_path.name)[0] == "5.00"
+
+
+@pytest.mark.parametrize("config", [None, "", '[method]\nname = "fedavg"\n'])
+def test_runs_with_few_or_no_settings_stand_beside_others(
+    tmp_path: Path, config: str | None
+) -> None:
+    scene = '[data]\nsource = "digits"\n[scene]\nclients = 4\n[scene.noise]\nkind = "symmetric"'
+    whole, part = (write_run(tmp_path / name, [7.0], config=scene) for name in ("whole", "part"))
+    if config is None:
+        (part / "config.toml").unlink()
+    else:
+        (part / "config.toml").write_text(config)
+    names = labels_of([read_run(whole), read_run(part)])
+    if config:
+        assert names == ["fedavg rounds=1, digits, 4 clients, symmetric noise", "fedavg, ?"]
+    else:
+        assert names == ["fedavg", "part"]
+    assert rows_of(report_page([whole, part]), names[1])[0] == "7.00"
+
+
+def test_runs_of_a_sweep_have_the_names_of_their_labels(tmp_path: Path) -> None:
+    folders = []
+    for place, text in enumerate(("w/o R_k", "full")):
+        folder = write_run(tmp_path / str(place), [1.0], config=f"[sgd]\nlr = 0.{place + 1}\n")
+        label = Label(axis="row", text=text, place=place, settings=("sgd.lr",))
+        save_labels([label], folder)
+        folders.append(folder)
+    assert labels_of([read_run(folder) for folder in folders]) == ["fedavg w/o R_k", "fedavg full"]
+    (folders[1] / "labels.json").write_text("{")
+    assert "labels.json is damaged and was left out." in report_page(folders)
 
 
 def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:

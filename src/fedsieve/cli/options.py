@@ -177,8 +177,10 @@ def _option(hint: Any, doc: str, place: str | None) -> Any:
         shown = place
 
     def from_words(words: list[str]) -> Given:
-        if item is None:
-            return Given(value_of(hint, words[0]))
+        if item is None or (item in (int, float) and len(words) == 1):
+            whole = value_of(hint, words[0])
+            if item is None or whole is None or isinstance(whole, list | tuple):
+                return Given(whole)
         return Given([value_of(item, word) for word in words])
 
     def to_words(value: Any) -> list[str]:
@@ -198,10 +200,12 @@ def _option(hint: Any, doc: str, place: str | None) -> Any:
 
 
 def _item_of(hint: Any) -> Any:
-    """What a plain list such as `tuple[int, ...]` holds; None for every other kind."""
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return arguments[0] if arguments[0] in (int, float, str, Path) else None
+    """What a plain list such as `tuple[int, ...]`, or none, holds; None for every other kind."""
+    match [kind for kind in _alternatives(hint) if kind is not type(None)]:
+        case [kind] if typing.get_origin(kind) is tuple:
+            arguments = typing.get_args(kind)
+            if len(arguments) == 2 and arguments[1] is Ellipsis:
+                return arguments[0] if arguments[0] in (int, float, str, Path) else None
     return None
 
 

@@ -16,13 +16,13 @@ from fedsieve.recipe import shipped_recipes
 
 @dataclass(frozen=True, kw_only=True)
 class RecipesOptions:
-    """List the recipes that come with fedsieve; `show NAME` prints one, `copy NAME FILE` gives you
-    one of your own."""
+    """List the recipes that come with fedsieve, with `list NAME` those that have NAME in theirs;
+    `show NAME` prints one, `copy NAME FILE` gives you one of your own."""
 
     action: Literal["list", "show", "copy"] = field(default="list", metadata=POSITIONAL)
     """What to do."""
     name: str | None = field(default=None, metadata=POSITIONAL)
-    """The recipe to show or copy."""
+    """The recipe to show or copy, or what the names to list have in them."""
     file: Path | None = field(default=None, metadata=POSITIONAL)
     """The new file of a copy."""
 
@@ -30,8 +30,16 @@ class RecipesOptions:
 def main(argv: Sequence[str]) -> int:
     options = parse(RecipesOptions, "fedsieve recipes", argv)
     shipped = shipped_recipes()
+    check(
+        options.file is None or options.action == "copy",
+        f"'{options.file}' is one word too many; only `fedsieve recipes copy` takes a file.",
+    )
     if options.action == "list":
-        print_table(["recipe", "what it is"], [[n, first_comment(t)] for n, t in shipped.items()])
+        part = options.name or ""
+        rows = [[name, first_comment(text)] for name, text in shipped.items() if part in name]
+        if not rows:
+            raise FedsieveError(unknown_key(part, part, shipped, "recipe"))
+        print_table(["recipe", "what it is"], rows)
         return 0
     check(options.name is not None, f"Give a name: fedsieve recipes {options.action} NAME")
     assert options.name is not None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from fedsieve.config import unknown_key
 from fedsieve.errors import FedsieveError
 from fedsieve.methods import fedavg, feddiv, fedes, fedgr, fedlsr, fedprox, fedsce
 from fedsieve.methods.contract import Method
@@ -16,8 +15,6 @@ METHODS: dict[str, Method] = {
 def method(name: str) -> Method:
     """The registered method called `name`."""
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1) or sorted(METHODS)
-        raise FedsieveError(
-            f"There is no method {name!r}; did you mean {near[0]!r}? `fedsieve methods` lists them."
-        )
+        hint = unknown_key(name, name, METHODS, "method")
+        raise FedsieveError(f"{hint} `fedsieve methods` says what they do.")
     return METHODS[name]

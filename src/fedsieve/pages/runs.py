@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedsieve.errors import FedsieveError, check
+from fedsieve.labels import LABELS, Label, load_labels
 from fedsieve.simulate.directory import CONFIG, METRICS, SUMMARY, read_lines
 from fedsieve.simulate.findings import FINDINGS, Findings, load_findings
 from fedsieve.simulate.logged import Points, is_number, points, round_of
@@ -31,6 +32,8 @@ class RunRecord:
     lines: Sequence[Mapping[str, Any]] = ()
     summary: Mapping[str, Any] | None = None
     findings: Findings | None = None
+    labels: tuple[Label, ...] = ()
+    """what the sweep that it belongs to calls it"""
     problems: tuple[str, ...] = ()
     """files that could not be read, a sentence each"""
 
@@ -131,15 +134,22 @@ def read_run(folder: Path) -> RunRecord:
         lines=lines,
         summary=attempt(SUMMARY, _table, None),
         findings=attempt(FINDINGS, lambda path: load_findings(path.parent), None),
+        labels=attempt(LABELS, lambda path: load_labels(path.parent), ()),
         problems=tuple(problems),
     )
 
 
 def labels_of(runs: Sequence[RunRecord]) -> list[str]:
-    """A short name for each run: the method, and only what it takes to tell them apart."""
-    outcomes = [Outcome.of(run.config, {"place": place}) for place, run in enumerate(runs)]
-    arranged = arrange(outcomes)
-    labels = [""] * len(runs)
+    """A short name for each run: the method, and only what it takes to tell them apart; the
+    folder's name where nothing is known of a run's settings."""
+    arranged = arrange(
+        [
+            Outcome.of(run.config, {"place": place}, labels=run.labels)
+            for place, run in enumerate(runs)
+            if run.config
+        ]
+    )
+    labels = [run.folder.resolve().name for run in runs]
     for (row, column), entry in arranged.entries.items():
         name = row if len(arranged.columns) == 1 else f"{row}, {column}"
         for outcome in entry:

@@ -138,11 +138,11 @@ def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 def _read(folder: Path) -> Outcome:
     config, summary = folder / "config.toml", folder / "summary.json"
     try:
+        settings = tomllib.loads(config.read_text(encoding="utf-8"))
+        if not settings:
+            raise ValueError(f"{config.name} is empty")
         return Outcome.of(
-            tomllib.loads(config.read_text(encoding="utf-8")),
-            dict(json.loads(summary.read_bytes())),
-            folder,
-            load_labels(folder),
+            settings, dict(json.loads(summary.read_bytes())), folder, load_labels(folder)
         )
     except (ValueError, TypeError) as error:
         raise FedsieveError(
@@ -241,8 +241,8 @@ def _row_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
 def _column_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
     """What differs from other scenes: data, clients, partition and noise; else the data's name."""
     differing = _differing(parts)
-    words = [f"{_text(part['data.source'])}"] if "data.source" in differing else []
-    if "scene.clients" in differing:
+    words = [_text(part.get("data.source", "?"))] if "data.source" in differing else []
+    if "scene.clients" in differing and "scene.clients" in part:
         words.append(f"{part['scene.clients']} clients")
     for section, kind_word in (("scene.partition.", "{}"), ("scene.noise.", "{} noise")):
         kind = part.get(f"{section}kind")
@@ -250,7 +250,7 @@ def _column_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
         if section == "scene.noise." and kind == "none":
             words += ["no noise"] if paths else []
             continue
-        if f"{section}kind" in paths:
+        if f"{section}kind" in paths and kind is not None:
             words.append(kind_word.format(kind))
         words += [
             f"{_leaf(path)}={_text(part[path])}"
