@@ -95,20 +95,23 @@ def test_only_those_runs_that_are_called_so():
         "fedprox-clean-seed4",
     ]
     assert names(grid.only(["clean", "fedprox"])) == ["fedprox-clean-seed3", "fedprox-clean-seed4"]
+    assert names(grid.only(["clean", "noisy", "fedavg"])) == [
+        name for name in names(grid) if name.startswith("fedavg")
+    ], "of one axis any that is named"
     assert grid.only([]) == grid
     assert grid.only(["clean"]).default_folder == grid.default_folder, "the rest may come later"
 
 
 @pytest.mark.parametrize(
-    ("points", "sentence"),
+    ("table", "sentence"),
     [
-        (["cleen"], "called 'cleen'; --only takes 'fedavg', 'noisy', 'clean', 'fedprox'"),
-        (["clean", "noisy"], "No run of this grid is called all of 'clean', 'noisy'."),
+        (SWEPT, "called 'cleen'; --only takes 'fedavg', 'fedprox', 'noisy', 'clean'"),
+        (BASE, "called 'cleen'; --only takes the labels of a recipe with a sweep."),
     ],
 )
-def test_a_part_of_a_grid_that_is_not_there(points, sentence):
+def test_a_part_of_a_grid_that_is_not_there(table, sentence):
     with pytest.raises(FedsieveError) as error:
-        expand(SWEPT, {}, ()).only(points)
+        expand(table, {}, ()).only(["cleen"])
     assert sentence in str(error.value)
 
 

@@ -22,6 +22,7 @@ from fedsieve.cli.run import result_rows
 from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import read_lines
 from fedsieve.simulate.results import Outcome, arrange
+from fedsieve.simulate.run import run
 
 CONTROL = {chr(code) for code in range(32)} - {"\n"}
 
@@ -193,20 +194,58 @@ def test_a_fork_without_a_trunk_is_refused_before_anything_is_trained(cli):
     cli("run", "tiny.toml", "--seeds", "1", "--out", "warm", *WARM_UP)
     answer = cli("run", "tiny.toml", "--seeds", "1", "2", "--fork", "warm", "--out", "forks")
     assert answer.status == 2
-    assert "0 of the runs below warm have the seed of fedavg-seed2" in answer.err
+    assert "0 of the stopped runs below warm have the seed of fedavg-seed2" in answer.err
     assert not Path("forks").exists()
 
 
 def test_a_run_that_began_by_itself_is_not_taken_for_a_fork(cli):
+    for name in ("one", "other"):
+        cli("run", "tiny.toml", "--out", name, *WARM_UP)
     cli("run", "tiny.toml", "--out", "x")
-    answer = cli("run", "tiny.toml", "--fork", "nowhere", "--out", "x")
+    answer = cli("run", "tiny.toml", "--fork", "one", "--out", "x")
     assert answer.status == 2
-    assert "x already holds a run that did not fork from nowhere" in answer.err
+    assert "x already holds a run that did not fork from one" in answer.err
+    assert cli("run", "tiny.toml", "--fork", "one", "--out", "y").status == 0
+    assert cli("run", "tiny.toml", "--fork", Path("one").resolve(), "--out", "y").status == 0
+    answer = cli("run", "tiny.toml", "--fork", "other", "--out", "y")
+    assert "y already holds a run that did not fork from other" in answer.err
+    answer = cli("run", "tiny.toml", "--fork", "nowhere", "--out", "z")
+    assert answer.err.startswith("fedsieve: There is no folder nowhere;")
+
+
+def test_a_finished_run_leaves_a_fork_nothing_to_do(cli):
+    """Its result would be the trunk's, under the name of another variant."""
+    cli("run", "tiny.toml", "--out", "x", "--engine.keep_states", "true")
+    answer = cli("run", "tiny.toml", "--fork", "x", "--out", "y")
+    assert answer.status == 2
+    assert "x has done all 2 rounds, so that a fork has none left" in answer.err
+
+
+def test_a_fork_is_no_seed_of_the_run_that_began_by_itself(cli):
+    prox = ("run", "tiny.toml", "--method.name", "fedprox")
+    cli(*prox, "--out", "runs/warm", *WARM_UP, "--method.mu", "9.0")
+    cli(*prox, "--fork", "runs/warm", "--out", "runs/forked")
+    cli(*prox, "--out", "runs/whole")
+    rows = [row.split(" | ")[0] for row in cli("table", "runs").out.splitlines()[2:]]
+    assert sorted(rows) == ["| fedprox", "| fedprox fork=True"]
+
+
+def test_labels_are_there_even_if_the_last_round_was_interrupted(cli, monkeypatch):
+    def interrupted(recipe, folder, *rest, **options):
+        run(recipe, folder)
+        raise RunInterruptedError("Stopped; it is finished.")
+
+    with Path("tiny.toml").open("a") as recipe:
+        recipe.write('[sweep]\nrow = [{ label = "a" }]\n')
+    monkeypatch.setattr("fedsieve.cli.run.run", interrupted)
+    assert cli("run", "tiny.toml", "--out", "runs").status == 130
+    assert Path("runs/a-seed1/labels.json").exists()
 
 
 def test_a_part_of_a_grid(cli):
     with Path("tiny.toml").open("a") as recipe:
         recipe.write('[sweep]\n"sgd.lr" = [0.1, 0.2]\n')
+    assert "--only needs a label" in cli("run", "tiny.toml", "--only").err
     assert cli("run", "tiny.toml", "--only", "lr0.2", "--out", "grid").status == 0
     assert [folder.name for folder in Path("grid").iterdir()] == ["lr0.2-seed1"]
 

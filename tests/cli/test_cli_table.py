@@ -179,7 +179,7 @@ def test_runs_without_labels_stand_beside_those_with_and_keep_their_names():
     assert table.rows == ("fedprox mu=0.1", "fedprox mu=0.2", "fedprox w/o decay")
 
 
-def test_two_labels_that_share_a_scene_are_two_columns():
+def test_two_labels_that_share_a_scene_are_two_methods_there():
     """Else they would be taken for seeds of one entry."""
     sweep = {
         "scene": [
@@ -189,8 +189,51 @@ def test_two_labels_that_share_a_scene_are_two_columns():
     }
     base = config(method={"name": "fedprox"}) | {"sweep": sweep}
     table = arrange([Outcome.of(c.table, {"best": 1.0}, labels=c.labels) for c in cells(base)])
-    assert table.columns == ("digits", "digits*")
-    assert all(len(entry) == 1 for entry in table.entries.values())
+    assert table.columns == ("digits",)
+    assert table.rows == ("fedprox mu=0.1", "fedprox mu=0.2")
+
+
+def labelled(table, **summary):
+    return [Outcome.of(cell.table, summary, labels=cell.labels) for cell in cells(table)]
+
+
+def test_one_label_with_other_settings_is_another_row():
+    """The recipe was edited, or its runs were given an option: no mean over both."""
+    rows = [{"label": "w/o decay", "sgd.lr": 0.7}]
+    edited = ABLATION | {"sweep": ABLATION["sweep"] | {"row": rows}}
+    table = arrange([*labelled(ABLATION, best=1.0), *labelled(edited, best=1.0)])
+    assert set(table.rows) == {
+        "fedprox w/o decay lr=0.9",
+        "fedprox w/o decay lr=0.7",
+        "fedprox full",
+    }
+    assert {len(entry) for entry in table.entries.values()} == {1}
+    longer = arrange([*labelled(ABLATION), *labelled(ABLATION | {"rounds": 7})])
+    assert set(longer.rows) >= {"fedprox full", "fedprox full rounds=7"}
+
+
+def test_another_choice_for_a_scene_is_another_row_too():
+    """Then not even the labels of the scenes explain their hyper-parameters."""
+    noise = [dict(point, **{"method.mu": 0.5}) for point in ABLATION["sweep"]["noise"]]
+    edited = ABLATION | {"sweep": ABLATION["sweep"] | {"noise": noise}}
+    table = arrange([*labelled(ABLATION, best=1.0), *labelled(edited, best=1.0)])
+    assert {len(entry) for entry in table.entries.values()} == {1}
+    assert "fedprox full mu=0.5" in table.rows
+
+
+def test_runs_with_and_without_labels_share_the_columns_of_their_scenes():
+    swept = [Outcome.of(c.table, {"best": 1.0}, labels=c.labels) for c in cells(ABLATION)]
+    scene = ABLATION["sweep"]["noise"][1]["scene.noise"]
+    plain = Outcome.of(config("fedavg", noise=scene), {"best": 2.0})
+    table = arrange([plain, *swept])
+    assert table.columns == ("rate=0.6", "rate=0.2")
+    assert table.score("fedavg", "rate=0.2", "best").mean == 2.0
+
+
+def test_latex_of_negative_numbers(cli):
+    for seed, value in ((1, -0.1), (2, -0.3)):
+        write(f"runs/a-seed{seed}", config(seed=seed), last10=value)
+    assert r"fedavg & $-0.20 \pm 0.14$ \\" in cli("table", "runs", "--format", "latex").out
 
 
 def test_labels_survive_the_run(cli):

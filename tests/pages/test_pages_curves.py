@@ -200,6 +200,15 @@ def test_a_legend_that_takes_much_room_gets_its_own(
     assert (below[:, 0] > beside[:, 0]).all()
 
 
+def test_names_that_mean_something_to_matplotlib_are_shown() -> None:
+    """It hides what is called _…, and reads $ as mathematics, here with a syntax error."""
+    chart = OverRounds.of([logs("_a_", 1.0), logs("x$^{$y", 2.0)], ["accuracy"], mean=False)
+    figure = chart.draw()
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [" _a_", r"x\$^{\$y"]
+
+
 def test_a_panel_per_number_and_no_line_for_what_was_never_logged() -> None:
     runs = [logs("a", 1.0, 2.0), logs("b", 3.0)]
     runs[0].rounds[1]["server"] = {"share": 0.5}

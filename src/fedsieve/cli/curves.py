@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     )
     if not all(folder.is_dir() for folder in options.folders):
         refuse_folders(options.of)
-    runs = find_logs(options.folders)
+    runs = find_logs(options.folders, with_clients=options.over == "clients")
     check(
         len(runs) > 0,
         f"There is no run below {', '.join(map(str, options.folders))}; start one with "

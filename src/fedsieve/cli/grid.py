@@ -63,16 +63,23 @@ class Grid:
         return (out or self.default_folder) / run.name
 
     def only(self, points: Sequence[str]) -> Grid:
-        """The part of the grid that the axes call by each of these names."""
-        known = list(dict.fromkeys(point for run in self.runs for point in run.points))
+        """The part of the grid at these points: of an axis any that is named, else all of it."""
+        axes = [
+            dict.fromkeys(axis) for axis in zip(*(run.points for run in self.runs), strict=True)
+        ]
+        known = [point for axis in axes for point in axis]
         for point in points:
             check(
                 point in known,
                 f"No run of this grid is called {point!r}; --only takes "
                 f"{', '.join(map(repr, known)) or 'the labels of a recipe with a sweep'}.",
             )
-        runs = tuple(run for run in self.runs if set(points) <= set(run.points))
-        check(bool(runs), f"No run of this grid is called all of {', '.join(map(repr, points))}.")
+        wanted = [axis.keys() & set(points) or axis.keys() for axis in axes]
+        runs = tuple(
+            run
+            for run in self.runs
+            if all(point in some for point, some in zip(run.points, wanted, strict=True))
+        )
         return dataclasses.replace(self, runs=runs)
 
 

@@ -52,7 +52,7 @@ class RunOptions:
     seeds: tuple[int, ...] = ()
     """Run everything once with each of these seeds."""
     only: tuple[str, ...] = ()
-    """Of a grid, only those runs that its axes call by each of these labels."""
+    """Of a grid, only the runs with these labels: with any of those that belong to one axis."""
     fork: Path | None = None
     """Folder of a run to fork from: begin where it was saved last (see --engine.stop_after_rounds),
     and go on with other settings of the same method. Of a folder that holds several runs, each run
@@ -63,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
     options, grid = read_command(RunOptions, "fedsieve run", argv)
     for note in grid.notes:
         print(f"fedsieve: {note}", file=sys.stderr)
+    check(bool(options.only) or "--only" not in argv, "--only needs a label of the recipe's sweep.")
     grid = grid.only(options.only)
     origins = [origin_of(planned, options.fork) for planned in grid.runs]
     outcomes = []
@@ -77,10 +78,11 @@ def main(argv: Sequence[str]) -> int:
                 except RunPausedError as pause:
                     print(f"{planned.name}: {pause}", file=sys.stderr)
                     continue
+                finally:
+                    if planned.labels and (folder / CONFIG).exists():
+                        save_labels(planned.labels, folder)
                 if was_finished:
                     watching.skipped(folder)
-                if planned.labels:
-                    save_labels(planned.labels, folder)
                 table = recipe_table(planned.recipe)
                 outcomes.append(Outcome.of(table, summary, folder, planned.labels))
     except RunInterruptedError as stop:
@@ -106,16 +108,21 @@ def main(argv: Sequence[str]) -> int:
 
 def origin_of(planned: PlannedRun, fork: Path | None) -> Path | None:
     """The run that this one is to fork from: `fork` itself, or the one below it that fits."""
-    if fork is None or not fork.is_dir() or (fork / CONFIG).exists():
+    if fork is None or (fork / CONFIG).exists():
         return fork
+    check(fork.is_dir(), f"There is no folder {fork}; give that of a run to fork from.")
     held = [RunDirectory(config.parent) for config in sorted(fork.rglob(CONFIG))]
-    fitting = [run.path for run in held if run.obstacle_to_forking(planned.recipe) is None]
+    fitting = [
+        run.path
+        for run in held
+        if run.last_checkpoint() is not None and run.obstacle_to_forking(planned.recipe) is None
+    ]
     named = [path for path in fitting if path.name == planned.name]
     chosen = named if len(named) == 1 else fitting
     check(
         len(chosen) == 1,
-        f"{len(chosen)} of the runs below {fork} have the seed of {planned.name} and its settings "
-        "outside the method; give the folder of the one to fork from.",
+        f"{len(chosen)} of the stopped runs below {fork} have the seed of {planned.name} and its "
+        "settings outside the method; give the folder of the one to fork from.",
     )
     return chosen[0]
 

@@ -91,7 +91,7 @@ def latex(arranged: Arranged, metric: str) -> str:
     # Only names are escaped: the entries are our own LaTeX.
     lines = [" & ".join(escape_latex(cell) for cell in header)]
     for name, *entries in body:
-        shown = [f"${entry}$" if entry[0].isdigit() else entry for entry in entries]
+        shown = [entry if entry == "--" else f"${entry}$" for entry in entries]
         lines.append(" & ".join([escape_latex(name), *shown]))
     rows = [line + r" \\" for line in lines]
     return "\n".join(

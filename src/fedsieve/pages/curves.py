@@ -23,7 +23,7 @@ from fedsieve.errors import FedsieveError, check
 from fedsieve.scenes import load_scene
 from fedsieve.simulate.directory import CLIENTS, CONFIG, METRICS, SCENE, read_lines
 from fedsieve.simulate.logged import Lines, at_clients, points, round_of, rounds_in
-from fedsieve.simulate.results import Outcome
+from fedsieve.simulate.results import Outcome, settings_in
 from fedsieve.types import ClientId
 
 Row: TypeAlias = Sequence[str | float | None]
@@ -49,15 +49,16 @@ class Logs:
     folder: Path
 
 
-def find_logs(folders: Sequence[Path]) -> list[Logs]:
-    """The runs below the folders, finished or not, that have logged a round."""
+def find_logs(folders: Sequence[Path], *, with_clients: bool = False) -> list[Logs]:
+    """The runs below the folders, finished or not, that have logged a round; what they logged of
+    their clients, which may be much, only if it is asked for."""
     found: dict[Path, Logs] = {}
     for top in folders:
         check(top.is_dir(), f"There is no folder {top}; give the folder that a run was written to.")
         for log in sorted(top.rglob(METRICS)):
             folder, rounds = log.parent, read_lines(log)
             if rounds:
-                clients = read_lines(folder / CLIENTS)
+                clients = read_lines(folder / CLIENTS) if with_clients else []
                 logs = Logs(str(folder), *_which(folder), rounds, clients, folder)
                 found.setdefault(folder.resolve(), logs)
     runs = list(found.values())
@@ -76,7 +77,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _which(folder: Path) -> tuple[object, object]:
     """A run's identity and its seed; a folder that does not tell is like no other."""
     try:
-        outcome = Outcome.of(_config(folder), {})
+        outcome = Outcome.of(settings_in(folder), {})
     except (OSError, ValueError):
         return folder, None
     return outcome.identity, outcome.settings.get("seed")
@@ -207,7 +208,7 @@ class OverRounds:
                     marker=marker,
                     markevery=max(1, len(curve.rounds) // 10),
                     markersize=4,
-                    label=curve.run,
+                    label=_shown(curve.run),
                 )
                 if len(curve.seeds) > 1:
                     axes.fill_between(
@@ -323,7 +324,7 @@ class OverClients:
                     color=colour,
                     marker=marker,
                     markersize=4,
-                    label=self._title(line),
+                    label=_shown(self._title(line)),
                 )
             if self.noise:
                 axes.plot(
@@ -403,6 +404,11 @@ def _looks(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
         name: (style, marker, f"C{place % 10}")
         for place, (name, (style, marker)) in enumerate(zip(names, looks, strict=False))
     }
+
+
+def _shown(name: str) -> str:
+    """A name as matplotlib shows it: it reads $ as mathematics, and hides a line called _…"""
+    return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:

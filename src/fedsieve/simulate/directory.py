@@ -34,6 +34,7 @@ CLIENTS = "clients.jsonl"
 LOGS = (METRICS, CLIENTS)
 SUMMARY = "summary.json"
 CONFIG = "config.toml"
+ENVIRONMENT = "env.json"
 SCENE = "scene.safetensors"
 MODEL = "model.safetensors"
 
@@ -81,8 +82,8 @@ class RunDirectory:
         for folder in (self.path, self.client_folder.parent, self.client_folder):
             remove_drafts(folder)
         write_atomically(config, tomli_w.dumps(recipe_table(recipe)).encode())
-        if not (self.path / "env.json").exists():
-            write_atomically(self.path / "env.json", _json(environment()))
+        if not (self.path / ENVIRONMENT).exists():
+            write_atomically(self.path / ENVIRONMENT, _json(environment()))
 
     def refuse_other(self, recipe: Recipe) -> None:
         """Refuse a folder that holds the run of another recipe."""
@@ -110,16 +111,15 @@ class RunDirectory:
         return first_difference(_common(identity(self.recipe())), _common(identity(recipe)))
 
     def check_fork(self, origin: Path) -> None:
-        """Refuse to take a run for a fork that began by itself."""
+        """Refuse to take a run for a fork of `origin` that began by itself or elsewhere."""
         if not (self.path / CONFIG).exists():
             return
-        environment_file = self.path / "env.json"
         try:
-            record = json.loads(environment_file.read_bytes())
+            record = json.loads((self.path / ENVIRONMENT).read_bytes())
         except (OSError, ValueError):
             record = {}
         check(
-            "forked_from" in record,
+            record.get("origin") == str(origin.resolve()),
             f"{self.path} already holds a run that did not fork from {origin}; give another folder "
             "with --out, or leave --fork out.",
         )
@@ -133,6 +133,11 @@ class RunDirectory:
                     f"{other.path} has no checkpoint that a run could fork from; let a run stop "
                     "where forks are to begin (engine.stop_after_rounds)."
                 )
+            check(
+                origin.rounds_done < recipe.rounds,
+                f"{other.path} has done all {recipe.rounds} rounds, so that a fork has none left; "
+                "let a run stop where forks are to begin (engine.stop_after_rounds).",
+            )
             difference = other.obstacle_to_forking(recipe)
             check(
                 difference is None,
@@ -151,8 +156,11 @@ class RunDirectory:
             _take_over(other.path / SCENE, self.path / SCENE)
             for name, size in origin.log_bytes.items():
                 write_atomically(self.path / name, (other.path / name).read_bytes()[:size])
-            record = environment() | {"forked_from": f"{other.path}, round {origin.rounds_done}"}
-            write_atomically(self.path / "env.json", _json(record))
+            record = environment() | {
+                "forked_from": f"{other.path}, round {origin.rounds_done}",
+                "origin": str(other.path.resolve()),
+            }
+            write_atomically(self.path / ENVIRONMENT, _json(record))
             write_atomically(self._commit_file, other._commit_file.read_bytes())
 
     @contextlib.contextmanager

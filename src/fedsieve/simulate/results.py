@@ -106,8 +106,8 @@ def once_per_seed(outcomes: Iterable[Outcome]) -> list[Outcome]:
 def arrange(outcomes: Sequence[Outcome]) -> Arranged:
     """Put outcomes into rows (methods) and columns (scenes), in the order of their sweep. Rows have
     the names of their labels, others are named by what differs."""
-    rows = [_row(outcome) for outcome in outcomes]
     columns = [_column(outcome) for outcome in outcomes]
+    rows = _rows(outcomes, columns)
     row_names, column_names = _names(rows, _row_name), _names(columns, _column_name)
     entries: dict[tuple[str, str], list[Outcome]] = {}
     for place, outcome in zip(zip(row_names, column_names, strict=True), outcomes, strict=True):
@@ -135,10 +135,20 @@ def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return result
 
 
+def settings_in(folder: Path) -> dict[str, Any]:
+    """The nested settings of the run in a folder, and whether it is a fork, which ends otherwise
+    than a run of the same settings that began by itself."""
+    settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    environment = folder / "env.json"
+    if environment.exists() and "forked_from" in json.loads(environment.read_bytes()):
+        settings["fork"] = True
+    return settings
+
+
 def _read(folder: Path) -> Outcome:
     config, summary = folder / "config.toml", folder / "summary.json"
     try:
-        settings = tomllib.loads(config.read_text(encoding="utf-8"))
+        settings = settings_in(folder)
         if not settings:
             raise ValueError(f"{config.name} is empty")
         return Outcome.of(
@@ -164,22 +174,43 @@ class _Part:
 
     settings: Settings
     labels: tuple[Label, ...]
+    key: str
+    """Equal where the row or the column is the same."""
 
 
-def _row(outcome: Outcome) -> _Part:
-    """Its settings outside the scene, but for those that a label stands for, and its labels. What a
-    label of a scene sets besides is no other method: a paper's hyper-parameters for a noise."""
+def _row(outcome: Outcome, explaining: Sequence[Label]) -> _Part:
+    """Its labels and its settings outside the scene, but for those that one of these labels stands
+    for. What a label of a scene sets besides is no other method: a paper's choice for a noise."""
     settings = {
         path: value
         for path, value in _deciding(outcome, in_scene=False).items()
-        if not any(label.stands_for(path) for label in outcome.labels)
+        if not any(label.stands_for(path) for label in explaining)
     }
-    return _Part(settings, tuple(label for label in outcome.labels if not _of_scene(label)))
+    labels = tuple(label for label in outcome.labels if not _of_scene(label))
+    return _Part(settings, labels, repr((sorted(settings.items()), labels)))
 
 
 def _column(outcome: Outcome) -> _Part:
+    """Its scene; labels give it a place, but a run without them may have the same."""
+    settings = _deciding(outcome, in_scene=True)
     labels = tuple(label for label in outcome.labels if _of_scene(label))
-    return _Part(_deciding(outcome, in_scene=True), labels)
+    return _Part(settings, labels, repr(sorted(settings.items())))
+
+
+def _rows(outcomes: Sequence[Outcome], columns: Sequence[_Part]) -> list[_Part]:
+    """The rows. Labels explain settings unless runs of different ones would then count as seeds of
+    one entry: first those of rows do not, then none does."""
+    rows = [_row(outcome, outcome.labels) for outcome in outcomes]
+    for of_scenes_explain in (True, False):
+        met: dict[tuple[str, str], set[object]] = {}
+        for row, column, outcome in zip(rows, columns, outcomes, strict=True):
+            met.setdefault((row.key, column.key), set()).add(outcome.identity)
+        mixed = {row for (row, _), identities in met.items() if len(identities) > 1}
+        for place, outcome in enumerate(outcomes):
+            if rows[place].key in mixed:
+                of_scenes = [label for label in outcome.labels if _of_scene(label)]
+                rows[place] = _row(outcome, of_scenes if of_scenes_explain else ())
+    return rows
 
 
 def _of_scene(label: Label) -> bool:
@@ -196,32 +227,42 @@ def _deciding(outcome: Outcome, *, in_scene: bool) -> dict[str, Any]:
 
 def _names(parts: Sequence[_Part], name: Callable[[_Part, Sequence[_Part]], str]) -> list[str]:
     """A name for each part; equal parts get the same, different parts different names."""
-    keys = [repr((sorted(part.settings.items()), part.labels)) for part in parts]
-    distinct = dict(zip(keys, parts, strict=True))
+    distinct = {part.key: part for part in parts}
     named: dict[str, str] = {}
     for key, part in distinct.items():
         text = name(part, list(distinct.values()))
         while text in named.values():  # short names may meet
             text += "*"
         named[key] = text
-    return [named[key] for key in keys]
+    return [named[part.key] for part in parts]
 
 
 def _in_order(names: Sequence[str], parts: Sequence[_Part]) -> tuple[str, ...]:
     """Each name once: in the order of the sweep, those without labels as they were found."""
-    places = {
-        name: tuple(label.place for label in part.labels)
-        for name, part in zip(names, parts, strict=True)
-    }
+    places: dict[str, tuple[int, ...]] = {}
+    for name, part in zip(names, parts, strict=True):
+        own = tuple(label.place for label in part.labels)
+        places[name] = max(places.get(name, ()), own)
     return tuple(sorted(places, key=lambda name: places[name]))
 
 
 def _row_name(part: _Part, parts: Sequence[_Part]) -> str:
-    """The method and its labels; without labels what differs from other such rows."""
+    """The method and its labels, and what differs from others with these; without labels what
+    differs from other such rows."""
     if not part.labels:
         return _row_name_by_settings(part.settings, [p.settings for p in parts if not p.labels])
+    namesakes = [other.settings for other in parts if _texts(other) == _texts(part)]
     method = part.settings.get("method.name")  # none where it is what a label stands for
-    return " ".join([*([method] if method else []), *(label.text for label in part.labels)])
+    differing = [
+        f"{_leaf(path)}={_text(part.settings[path])}"
+        for path in _differing(namesakes)
+        if path in part.settings and path != "method.name"
+    ]
+    return " ".join([*([method] if method else []), *_texts(part), *differing])
+
+
+def _texts(part: _Part) -> list[str]:
+    return [label.text for label in part.labels]
 
 
 def _column_name(part: _Part, parts: Sequence[_Part]) -> str:
