@@ -32,7 +32,9 @@ class Label:
 
 
 def save_labels(labels: Sequence[Label], folder: Path) -> None:
-    """Note in a run's folder what its sweep calls it."""
+    """Note in a run's folder what its sweep calls it, if it is part of one that has labels."""
+    if not labels:
+        return
     table = [to_table(label) for label in labels]
     write_atomically(folder / LABELS, json.dumps(table, indent=1).encode() + b"\n")
 

@@ -242,6 +242,16 @@ def test_labels_are_there_even_if_the_last_round_was_interrupted(cli, monkeypatc
     assert Path("runs/a-seed1/labels.json").exists()
 
 
+def test_a_refused_run_leaves_the_labels_of_the_other_alone(cli):
+    with Path("tiny.toml").open("a") as recipe:
+        recipe.write('[sweep]\nrow = [{ label = "a" }]\n')
+    assert cli("run", "tiny.toml", "--out", "runs").status == 0
+    before = Path("runs/a-seed1/labels.json").read_bytes()
+    Path("tiny.toml").write_text(Path("tiny.toml").read_text().replace("row = ", "other = "))
+    assert cli("run", "tiny.toml", "--sgd.lr", "0.5", "--out", "runs").status == 2
+    assert Path("runs/a-seed1/labels.json").read_bytes() == before
+
+
 def test_a_part_of_a_grid(cli):
     with Path("tiny.toml").open("a") as recipe:
         recipe.write('[sweep]\n"sgd.lr" = [0.1, 0.2]\n')

@@ -264,6 +264,7 @@ def test_labels_read_back_as_they_were(tmp_path_factory, labels):
     made = tuple(Label(axis=a, text=t, place=p, settings=(a, t)) for a, t, p in labels)
     save_labels(made, folder)
     assert load_labels(folder) == made
+    assert (folder / "labels.json").exists() == bool(made)
 
 
 def test_columns_are_named_by_what_differs():

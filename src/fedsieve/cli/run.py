@@ -75,12 +75,13 @@ def main(argv: Sequence[str]) -> int:
                 was_finished = (folder / SUMMARY).exists()
                 try:
                     summary = run(planned.recipe, folder, watching, fork=origin, may_fork_out=True)
-                except RunPausedError as pause:
-                    print(f"{planned.name}: {pause}", file=sys.stderr)
+                except RunInterruptedError as stop:
+                    save_labels(planned.labels, folder)
+                    if not isinstance(stop, RunPausedError):
+                        raise
+                    print(f"{planned.name}: {stop}", file=sys.stderr)
                     continue
-                finally:
-                    if planned.labels and (folder / CONFIG).exists():
-                        save_labels(planned.labels, folder)
+                save_labels(planned.labels, folder)
                 if was_finished:
                     watching.skipped(folder)
                 table = recipe_table(planned.recipe)
