@@ -7,11 +7,10 @@ import os
 import re
 import statistics
 import textwrap
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsieve.errors import FedsieveError, check
 from fedsieve.scenes import load_scene
-from fedsieve.simulate.directory import CLIENTS, CONFIG, METRICS, SCENE, read_lines
+from fedsieve.simulate.directory import CLIENTS, METRICS, SCENE, read_lines
 from fedsieve.simulate.logged import Lines, at_clients, points, round_of, rounds_in
 from fedsieve.simulate.results import Outcome, settings_in
 from fedsieve.types import ClientId
@@ -78,20 +77,16 @@ def _which(folder: Path) -> tuple[object, object]:
     """A run's identity and its seed; a folder that does not tell is like no other."""
     try:
         outcome = Outcome.of(settings_in(folder), {})
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return folder, None
     return outcome.identity, outcome.settings.get("seed")
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
 
 
 def passes(run: Logs) -> dict[int, float]:
     """By round, how often the clients have gone through all data until then: their epochs, each for
     its share of the samples."""
     try:
-        epochs = int(_config(run.folder)["sgd"]["epochs"])
+        epochs = int(settings_in(run.folder)["sgd"]["epochs"])
         sizes = load_scene(run.folder / SCENE).sizes
         trained = [epochs * float(sizes[line["clients"]].sum()) for line in run.rounds]
     except (OSError, ValueError, LookupError, TypeError):
@@ -166,9 +161,14 @@ class OverRounds:
             group.setdefault(run.seed, run)  # a seed that was run twice counts once
         members = [list(group.values()) for group in groups.values()]
         titles = _distinct([_shared_name([run.name for run in group]) for group in members])
+        made = {
+            run.folder: passes(run)
+            for run in runs
+            if by_passes and any(points(run.rounds, name) for name in names)
+        }
         curves = {
             name: [
-                _curve(title, group, name, by_passes)
+                _curve(title, group, name, made)
                 for title, group in zip(titles, members, strict=True)
             ]
             for name in names
@@ -225,15 +225,19 @@ class OverRounds:
         return figure
 
 
-def _curve(title: str, group: Sequence[Logs], name: str, by_passes: bool) -> Curve:
+def _curve(
+    title: str, group: Sequence[Logs], name: str, made: Mapping[Path, Mapping[int, float]]
+) -> Curve:
+    """A number of one run or of several seeds; `made` are the passes of each folder's rounds, if
+    the curve is to be drawn over them."""
     found = [(run, dict(values)) for run in group if (values := points(run.rounds, name))]
     rounds = sorted(set.intersection(*(set(values) for _, values in found))) if found else []
-    places = [passes(run) for run, _ in found] if by_passes else []
+    places = [made[run.folder] for run, _ in found if run.folder in made]
     return Curve(
         title,
         rounds,
         [[values[round] for round in rounds] for _, values in found],
-        [statistics.fmean(made[round] for made in places) for round in rounds] if places else None,
+        [statistics.fmean(each[round] for each in places) for round in rounds] if places else None,
         max((round for _, values in found for round in values), default=0),
     )
 

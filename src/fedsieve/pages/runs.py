@@ -11,13 +11,11 @@ from typing import Any, TypeVar
 
 from fedsieve.errors import FedsieveError, check
 from fedsieve.labels import LABELS, Label, load_labels
-from fedsieve.simulate.directory import CONFIG, METRICS, SUMMARY, read_lines
+from fedsieve.simulate.directory import CONFIG, ENVIRONMENT, METRICS, SUMMARY, read_lines
 from fedsieve.simulate.findings import FINDINGS, Findings, load_findings
 from fedsieve.simulate.logged import Points, is_number, points, round_of
 from fedsieve.simulate.results import Outcome, arrange
 from fedsieve.simulate.summary import LAST_ROUNDS
-
-ENVIRONMENT = "env.json"
 
 T = TypeVar("T")
 
