@@ -74,3 +74,11 @@ def test_numbers_page_and_screen_agree(
 def test_scale_has_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "scale", "--device", "cuda"]) == 2
     assert "leave --device out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [["scale"], ["speed"], ["audit", "--device", "cuda"]])
+def test_only_a_gpu_s_speed_has_fused_norms(
+    what: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *what, "--fused-norms", "true"]) == 2
+    assert "--fused-norms is for the speed of a GPU" in capsys.readouterr().err

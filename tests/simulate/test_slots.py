@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import itertools
 import threading
 import time
@@ -23,7 +24,7 @@ from fedsieve.recipe import EngineConfig, Recipe, Slicing
 from fedsieve.simulate import places as places_module
 from fedsieve.simulate import slots as slots_module
 from fedsieve.simulate.places import Places, slot_places, unevenness
-from fedsieve.simulate.slots import Slots, failed_call, refuses_slices
+from fedsieve.simulate.slots import Slots, failed_call, fuses_norms, refuses_slices
 from fedsieve.simulate.world import Job, Result, World
 from fedsieve.types import Weights
 
@@ -55,6 +56,17 @@ def test_a_kernel_that_cannot_be_launched_is_told_from_other_failures() -> None:
     assert refuses_slices(launch)
     assert failed_call(launch) == "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling it"
     assert not refuses_slices(RuntimeError("CUDA error: out of memory"))
+
+
+def test_norms_are_fused_where_steps_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = EngineConfig(fused_norms=True)
+    assert fuses_norms(Recipe(precision="bf16", engine=asked))
+    assert not fuses_norms(Recipe(precision="bf16"))
+    assert not fuses_norms(Recipe(precision="fp32", engine=asked))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert not fuses_norms(Recipe(precision="fp32", engine=asked))
+    with pytest.raises(FedsieveError, match="install triton"):
+        fuses_norms(Recipe(precision="bf16", engine=asked))
 
 
 class Done:

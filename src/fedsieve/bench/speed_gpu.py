@@ -126,7 +126,13 @@ class GpuSpeedReport:
         )
 
 
-def work(precision: Precision, *, slots: int = PER_ROUND, warm_up: int = 100) -> Recipe:
+def work(
+    precision: Precision,
+    *,
+    slots: int = PER_ROUND,
+    warm_up: int = 100,
+    fused_norms: bool = False,
+) -> Recipe:
     """The recipe whose rounds are measured; labels are refined after `warm_up` rounds."""
     return Recipe(
         name="speed",
@@ -139,7 +145,9 @@ def work(precision: Precision, *, slots: int = PER_ROUND, warm_up: int = 100) ->
             epochs=EPOCHS, batch_size=BATCH, lr=0.01, momentum=0.5, weight_decay=5e-4, tail="drop"
         ),
         method=fedgr.Config(warmup_rounds=warm_up),
-        engine=EngineConfig(device="cuda", slots=slots, checkpoint_seconds=1e9),
+        engine=EngineConfig(
+            device="cuda", slots=slots, checkpoint_seconds=1e9, fused_norms=fused_norms
+        ),
     )
 
 
@@ -166,14 +174,14 @@ def random_images() -> Dataset:
     )
 
 
-def measure_speed_gpu(rounds: int = 20) -> GpuSpeedReport:
+def measure_speed_gpu(rounds: int = 20, *, fused_norms: bool = False) -> GpuSpeedReport:
     """Measure all ways in one process; takes one to two minutes, half of it compiling."""
     prepare_cuda()
     check(torch.cuda.is_available(), "This machine has no usable GPU; measure --device cpu.")
     data = random_images()
     # Every client takes part once before labels are refined, so that each has a moving average.
     warm_up_rounds = max(COMPILING + rounds, CLIENTS // PER_ROUND)
-    recipe = work("bf16", warm_up=warm_up_rounds)
+    recipe = work("bf16", warm_up=warm_up_rounds, fused_norms=fused_norms)
     steps = (PER_CLIENT // BATCH) * EPOCHS
     images = PER_ROUND * steps * BATCH
     with tempfile.TemporaryDirectory() as folder:

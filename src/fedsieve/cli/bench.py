@@ -39,6 +39,8 @@ class BenchOptions:
     """What to measure."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure speed or to audit."""
+    fused_norms: bool = False
+    """Measure speed on a GPU with `engine.fused_norms`."""
     rounds: int | None = None
     """Rounds to measure; left out: 40 on a CPU, 20 on a GPU and on Flower, for scale one turn of
     all clients, for an audit 20 in each fold."""
@@ -58,6 +60,10 @@ def main(argv: Sequence[str]) -> int:
     check(
         options.what in ("speed", "audit") or options.device == "cpu",
         f"{options.what.capitalize()} is measured on a CPU; leave --device out.",
+    )
+    check(
+        not options.fused_norms or (options.what == "speed" and options.device == "cuda"),
+        "--fused-norms is for the speed of a GPU; add `speed --device cuda`, or leave it out.",
     )
     report = measure(options)
     print_report(report, Console(file=sys.stdout))
@@ -105,7 +111,7 @@ def measure(options: BenchOptions) -> Report:
     if options.device == "cuda":
         from fedsieve.bench.speed_gpu import measure_speed_gpu
 
-        return measure_speed_gpu(options.rounds or 20)
+        return measure_speed_gpu(options.rounds or 20, fused_norms=options.fused_norms)
     from fedsieve.bench.speed_cpu import measure_speed_cpu
 
     return measure_speed_cpu(options.rounds or 40)

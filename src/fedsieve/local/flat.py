@@ -7,13 +7,15 @@ one fused pass over memory instead of several hundred small kernels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from fedsieve.local.bench import Precision
 from fedsieve.models.weights import copy_weights
 from fedsieve.packed import Layout, Packed
-from fedsieve.types import Weights
+from fedsieve.types import Weights, nothing
 
 
 class Replica:
@@ -23,6 +25,8 @@ class Replica:
     def __init__(self, model: nn.Module, precision: Precision, *, trained: bool) -> None:
         self.model = model.train()
         self._trained = trained
+        self.after_pass: Callable[[], None] = nothing
+        """Called after the training passes of a step."""
         low = cast_by_autocast(model) if precision == "bf16" else frozenset[str]()
         # Parameters with a shadow come first; sizes that would break the alignment of what follows
         # come last among them.

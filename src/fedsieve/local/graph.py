@@ -38,13 +38,17 @@ class GraphBench(EagerBench):
         device: torch.device,
         *,
         compile_model: bool,
+        fuse_norms: bool = False,
         forward_chunk: int = 500,
         views: ViewsTogether | None = None,
         place: Slice | None = None,
     ) -> None:
         super().__init__(setup, device)
-        self.stream = (place or whole(device)).stream()
+        place = place or whole(device)
+        self.stream = place.stream()
         self.compiles = compile_model
+        self._multiprocessors = place.multiprocessors if fuse_norms else 0
+        """For which BatchNorm's kernels are fused; 0: they are the library's."""
         self._memory = torch.cuda.graph_pool_handle()
         self._replicas: list[Replica] = []
         self._held: list[Replica] = []
@@ -197,11 +201,19 @@ class GraphBench(EagerBench):
             replica = self.replica(0)
             net = LossNet(replica.model, self.precision, self.device, replica.parameters)
             loss = outputs(net, images, self.scale, self.shift).logits.sum()
+            replica.after_pass()
             torch.autograd.grad(loss, replica.leaves, allow_unused=True)
             self.stream.synchronize()
 
     def replica(self, index: int) -> Replica:
         """The trained model `index`, shared by all programs of this slot."""
         while len(self._replicas) <= index:
-            self._replicas.append(Replica(self.new_model(), self.precision, trained=True))
+            model = self.new_model()
+            made = Replica(model, self.precision, trained=True)
+            if self._multiprocessors:
+                from fedsieve.local.fused import fuse, move_statistics  # not all have triton
+
+                norms = fuse(model, self._multiprocessors)
+                made.after_pass = functools.partial(move_statistics, norms)
+            self._replicas.append(made)
         return self._replicas[index]

@@ -289,6 +289,8 @@ class Program:
             self._bench.shift,
             [*self._trained, *self._given],
         )
+        for replica in self._replicas:
+            replica.after_pass()
         gradients = iter(self._gradients(loss))
         with torch.no_grad():
             for replica in self._replicas:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedsieve.models.heads import HeadKind, build_head
+from fedsieve.models.norms import NormRelu
 from fedsieve.models.weights import check_alike, load_tensors, read_weights, write_weights
 from fedsieve.types import Outputs
 
@@ -34,15 +34,15 @@ class BasicBlock(nn.Module):
     def __init__(self, inside: int, planes: int, stride: int) -> None:
         super().__init__()
         self.conv1 = _conv(inside, planes, 3, stride)
-        self.bn1 = nn.BatchNorm2d(planes)
+        self.bn1 = NormRelu(planes)
         self.conv2 = _conv(planes, planes, 3, 1)
-        self.bn2 = nn.BatchNorm2d(planes)
+        self.bn2 = NormRelu(planes)
         self.downsample = _shortcut(inside, planes, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        return F.relu(y + self.downsample(x))
+        y = self.bn1(self.conv1(x))
+        joined: Tensor = self.bn2(self.conv2(y), self.downsample(x))
+        return joined
 
 
 class Bottleneck(nn.Module):
@@ -57,18 +57,18 @@ class Bottleneck(nn.Module):
         super().__init__()
         outside = planes * self.expansion
         self.conv1 = _conv(inside, planes, 1, 1)
-        self.bn1 = nn.BatchNorm2d(planes)
+        self.bn1 = NormRelu(planes)
         self.conv2 = _conv(planes, planes, 3, stride)
-        self.bn2 = nn.BatchNorm2d(planes)
+        self.bn2 = NormRelu(planes)
         self.conv3 = _conv(planes, outside, 1, 1)
-        self.bn3 = nn.BatchNorm2d(outside)
+        self.bn3 = NormRelu(outside)
         self.downsample = _shortcut(inside, outside, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        return F.relu(y + self.downsample(x))
+        y = self.bn1(self.conv1(x))
+        y = self.bn2(self.conv2(y))
+        joined: Tensor = self.bn3(self.conv3(y), self.downsample(x))
+        return joined
 
 
 class ResNet(nn.Module):
@@ -89,7 +89,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.conv1 = _conv(channels, 64, 7, 2) if large_images else _conv(channels, 64, 3, 1)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.bn1 = NormRelu(64)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if large_images else nn.Identity()
         self.layer1 = _stage(block, 64, 64, blocks[0], stride=1)
         self.layer2 = _stage(block, 64 * block.expansion, 128, blocks[1], stride=2)
@@ -99,7 +99,7 @@ class ResNet(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Outputs:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(self.bn1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         outputs: Outputs = self.head(self.neck(x.mean((2, 3))))
         return outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import sys
 import threading
@@ -81,8 +82,13 @@ class Slots:
             bench.forget()
 
     def _new_bench(self, **options: Any) -> GraphBench:
-        compiles = compiles_steps(self._recipe)
-        return GraphBench(self._setup, self._world.device, compile_model=compiles, **options)
+        return GraphBench(
+            self._setup,
+            self._world.device,
+            compile_model=compiles_steps(self._recipe),
+            fuse_norms=fuses_norms(self._recipe),
+            **options,
+        )
 
     def train(
         self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
@@ -259,6 +265,17 @@ def failed_call(error: RuntimeError) -> str:
 def compiles_steps(recipe: Recipe) -> bool:
     """Whether slots have the recipe's training steps compiled."""
     return recipe.engine.compile and recipe.precision != "fp32"
+
+
+def fuses_norms(recipe: Recipe) -> bool:
+    """Whether BatchNorm in those steps is left to fused kernels."""
+    fuses = recipe.engine.fused_norms and compiles_steps(recipe)
+    check(
+        not fuses or importlib.util.find_spec("triton") is not None,
+        "engine.fused_norms needs the package triton, which is not installed; leave the setting "
+        "out, or install triton.",
+    )
+    return fuses
 
 
 def fits_graphs(setup: Setup) -> bool:
