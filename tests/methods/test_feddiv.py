@@ -541,6 +541,21 @@ def test_the_warm_up_looks_at_no_filter_and_sends_none() -> None:
     assert set(metrics) == {"loss"}
 
 
+def test_the_papers_warm_up_is_mixup_alone_and_the_programs_has_the_prior() -> None:
+    shard = make_shard(wrong=9)
+
+    def walked(**settings: Any) -> Tensor:
+        _, up, _, _ = train(Config(**settings), shard, down_with(warm_up=True, filter=None))
+        return torch.cat([tensor.flatten() for tensor in up.weights.values()])
+
+    mixup_alone, with_prior = walked(eta=0.0, preset="authors"), walked(eta=2.0, preset="authors")
+    assert not torch.equal(mixup_alone, with_prior)
+    assert torch.equal(walked(eta=2.0), mixup_alone)
+    assert torch.equal(walked(eta=2.0, prior_in_walk=True), with_prior)
+    *_, bench = train(Config(eta=2.0), shard, down_with())
+    assert {plan.loss.args for plan in bench.plans} == {(2.0,)}  # type: ignore[attr-defined]
+
+
 def test_every_step_has_its_own_lambda_and_pairing() -> None:
     shard = make_shard(wrong=0)
     _, _, _, bench = train(Config(mixup_alpha=0.5), shard, down_with(warm_up=True))

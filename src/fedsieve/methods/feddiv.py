@@ -93,6 +93,7 @@ class Switches:
     persist_relabels: bool
     small_sets: SmallSets
     evaluation_view: EvaluationView
+    prior_in_walk: bool
 
 
 PRESETS: Mapping[Preset, Switches] = MappingProxyType(
@@ -111,6 +112,7 @@ PRESETS: Mapping[Preset, Switches] = MappingProxyType(
             persist_relabels=False,
             small_sets="train",
             evaluation_view="raw",
+            prior_in_walk=False,
         ),
         "authors": Switches(
             zeta=0.0,
@@ -126,6 +128,7 @@ PRESETS: Mapping[Preset, Switches] = MappingProxyType(
             persist_relabels=True,
             small_sets="skip",
             evaluation_view="weak",
+            prior_in_walk=True,
         ),
     }
 )
@@ -148,8 +151,8 @@ class Config(contract.Config):
     """A client is noisy if δ̂_k, the share judged noisy, exceeds this; others train on all their
     samples as labelled (in [0, 1]; paper 0.1)."""
     eta: float = 1.0
-    """η, weight of the uniform prior L_reg, in the warm-up too (at least 0; paper 1 where clients
-    differ, 0 on IID partitions; 0 is the ablation "w/o L_reg")."""
+    """η, weight of the uniform prior L_reg (at least 0; paper 1 where clients differ, 0 on IID
+    partitions; 0 is the ablation "w/o L_reg")."""
     mixup_alpha: float = 1.0
     """α of MixUp's λ ~ Beta(α, α) (at least 0; paper 1; 0 does not mix)."""
     unmixed_pass: bool = False
@@ -195,6 +198,9 @@ class Config(contract.Config):
     global model."""
     evaluation_view: EvaluationView | None = None
     """What filters and sampler look at: the raw images, or randomly cropped and flipped ones."""
+    prior_in_walk: bool | None = None
+    """Whether the warm-up trains with the uniform prior, too; the paper's trains with MixUp alone
+    (its supplement says so)."""
 
     filter: FilterKind = "federated"
     """Whose filters make the global one: all clients' (cached), only this round's ("degraded"), or
@@ -405,6 +411,7 @@ def train(
     if len(shard) == 0:
         return client, Up(down.weights, 0, None), {"loss": 0.0}
     if down.warm_up:
+        cfg = cfg if cfg.switches.prior_in_walk else replace(cfg, eta=0.0)
         fitted = bench.fit(_plan(cfg, down.weights, shard.images, shard.labels, bench.sgd, rng))
         return client, Up(fitted.weights[0], len(shard), None), {"loss": fitted.loss}
 
