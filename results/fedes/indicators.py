@@ -2,12 +2,13 @@
 
     python results/fedes/indicators.py FOLDER NAME.csv fedes/table1 --method.indicator cosine …
 
-is `fedsieve run … --out FOLDER` with these options, where all clients take part in every round of
-stage 1; it writes NAME.csv: the indicator's ρ of every client, and how near they are to the truth.
-The indicator of the run must be the cosine, for which the server keeps whole updates: the others
-are made of them, too.
+is `fedsieve run … --out FOLDER` with these options, for one run in which all clients take part in
+every round of stage 1; it writes NAME.csv: every indicator's ρ of every client, and how near they
+are to the truth. The indicator of the run must be the cosine, for which the server keeps whole
+updates: the others are made of them, too.
 """
 
+import contextlib
 import csv
 import json
 import sys
@@ -18,11 +19,16 @@ from typing import get_args
 import numpy as np
 from scipy.stats import spearmanr
 
-from fedsieve.cli import main as fedsieve
+from fedsieve.cli.grid import read_command
+from fedsieve.cli.progress import watcher
+from fedsieve.cli.run import RunOptions
+from fedsieve.errors import FedsieveError, check
 from fedsieve.methods import fedes
 from fedsieve.scenes import load_scene
+from fedsieve.simulate.control import RunPausedError
 from fedsieve.simulate.diagnose import Truth
 from fedsieve.simulate.directory import SCENE, RunDirectory
+from fedsieve.simulate.run import run
 from fedsieve.simulate.world import load_data
 from fedsieve.types import Metrics
 
@@ -76,14 +82,23 @@ def write(folder: Path, log: Path, table: Path) -> None:
                 writer.writerow((done, indicator, *(f"{number:.4f}" for number in numbers)))
 
 
-def main(folder: str, table: str, *options: str) -> int:
-    run = Path(folder)
-    run.mkdir(parents=True, exist_ok=True)
-    watch(run / LOG)
-    status = fedsieve(["run", *options, "--out", folder])
-    write(run, run / LOG, Path(table))
-    return status
+def main(folder: str, table: str, *options: str) -> None:
+    asked, grid = read_command(RunOptions, "fedsieve run", options)
+    planned = grid.only(asked.only).runs
+    check(len(planned) == 1, f"These options ask for {len(planned)} runs; ask for one, by --only.")
+    (recipe,) = (one.recipe for one in planned)
+    check(recipe.method.indicator == "cosine", "Add --method.indicator cosine.")
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    watch(path / LOG)
+    watching = watcher()
+    with watching.shown(), contextlib.suppress(RunPausedError):
+        run(recipe, path, watching)
+    write(path, path / LOG, Path(table))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        main(*sys.argv[1:])
+    except FedsieveError as error:
+        sys.exit(str(error))

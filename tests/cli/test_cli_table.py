@@ -301,6 +301,12 @@ def test_runs_differ_neither_by_engine_nor_by_name_nor_by_place():
     assert (len(result.rows), len(result.columns)) == (1, 1)
 
 
+def test_a_long_value_does_not_fill_the_table():
+    first, second = (config({"name": "m", "of": [0.25] * 20 + [last]}) for last in (0.5, 0.75))
+    short = "m of=[0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.…"
+    assert arranged((first, {}), (second, {})).rows == (short, f"{short}*")
+
+
 def test_different_rows_never_share_a_name():
     first = config({"name": "m"}, model={"x": "1 x=2"}, sgd={"y": 1})
     second = config({"name": "m"}, model={"x": "1"}, sgd={"x": "2", "y": 1})

@@ -311,5 +311,10 @@ def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
 
 
+_LONGEST = 40
+"""Characters of a value in a name: a list may have one for each client."""
+
+
 def _text(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else str(value)
+    text = repr(value) if isinstance(value, float) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
