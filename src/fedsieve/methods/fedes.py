@@ -27,8 +27,8 @@ mover's distance is that of two samples of m numbers, computed on their sorted v
 large models sum all but the largest in small groups (`profile`). The scaled update holds gradient
 *and* weight decay and comes before the momentum, so a parameter that is not critical does not move
 at all. BatchNorm statistics are no parameters: they move at every client and are averaged with the
-same weights. E counts epochs, as the text says; Algorithm 1 counts steps. g_n and M_n are made once, at the end of stage 1. Stage 2 goes on from the pre-trained
-model.
+same weights. E counts epochs, as the text says; Algorithm 1 counts steps. g_n and M_n are made
+once, at the end of stage 1. Stage 2 goes on from the pre-trained model.
 
 The paper lets every client take part in every round. Where fewer do, the last pass of stage 1 lets
 each client take part once, all from the same W, which is averaged when the pass is over. A client
@@ -76,7 +76,8 @@ class Config(contract.Config):
     """d_n: "signed_emd" (Eq. 9); "emd" without its sign and "mean", the difference of the mean
     criticalities (both Table 4); "cosine" between the client's and the averaged update (not in the
     paper; on CIFAR-10 with a ResNet-18 it ranks clients after five pre-training rounds with a
-    correlation of .98 with the truth, "signed_emd" with .34; after ten with −.49 and −.92). "oracle" estimates nothing and takes `oracle_quality`: for diagnosis only."""
+    correlation of .98 with the truth, "signed_emd" with .34; after ten with −.49 and −.92).
+    "oracle" estimates nothing and takes `oracle_quality`: for diagnosis only."""
     oracle_quality: tuple[float, ...] | None = None
     """ρ_n of every client for the indicator "oracle", in [0, 1]. Whoever writes them here knows the
     truth, so a run with them is no result of FedES; they stay in the run's saved configuration."""
