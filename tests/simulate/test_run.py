@@ -28,7 +28,7 @@ from fedsieve.simulate.directory import read_lines
 from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import InProcess
 from fedsieve.simulate.world import Job, initial_weights, make_setup, make_world, scene_of
-from helpers import REMEMBERING, Memory, tiny_recipe, with_engine
+from helpers import REMEMBERING, Memory, assert_same_weights, tiny_recipe, with_engine
 
 FLOATS = 144 + 64 + 4608 + 128 + 8256 + 650
 """The small model on 8×8 digits: conv 16·1·3·3, norm 4·16 (weight, bias, mean, variance),
@@ -285,6 +285,34 @@ def with_sizes(recipe: Recipe, sizes: Sequence[int]) -> Scene:
 def use_scene(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     """Let runs have this scene, whatever their recipe says."""
     monkeypatch.setattr(rounds_module, "scene_of", lambda recipe, data: scene)
+
+
+def stubborn(server: fedavg.Server) -> tuple[dict[str, Tensor], ...]:
+    """A network that says class 3 of every image, louder than any other network."""
+    silent = {name: torch.zeros_like(tensor) for name, tensor in server.weights.items()}
+    return (silent | {"head.classify.bias": 1e6 * torch.eye(10)[3]},)
+
+
+def test_a_further_network_is_heard_wherever_the_global_model_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = with_engine(tiny_recipe(rounds=2), memorisation_every=1, client_lines=True)
+    run(recipe, tmp_path / "alone")
+    monkeypatch.setitem(METHODS, "fedavg", replace(fedavg.METHOD, peers=stubborn))
+    run(recipe, tmp_path / "together")
+    alone, together = (read_lines(tmp_path / n / "metrics.jsonl") for n in ("alone", "together"))
+    data = load_digits()
+    threes = 100 * float((data.test_labels == 3).float().mean())
+    given = torch.tensor(load_scene(tmp_path / "alone" / "scene.safetensors").given)
+    taken_in = float((given[given != data.train_labels] == 3).float().mean())
+    for line, other in zip(together, alone, strict=True):
+        assert line["accuracy"] == pytest.approx(threes)
+        assert line["diagnostics"]["memorised"] == pytest.approx(taken_in)
+        assert line["drift"] == other["drift"]
+    seen = [read_lines(tmp_path / name / "clients.jsonl") for name in ("alone", "together")]
+    assert seen[0] == seen[1], "of a client's own model"
+    weights = [final_weights(tmp_path / name) for name in ("alone", "together")]
+    assert_same_weights(*weights)
 
 
 WITHOUT_WALK = {"feddiv": {"name": "feddiv", "warmup_passes": 0}}
