@@ -24,6 +24,9 @@ from fedsieve.scenes import Scene, SceneConfig, fingerprint_of
 from fedsieve.simulate.directory import METRICS, MODEL, read_lines
 from fedsieve.types import Metrics, Shard, Streams, Weights
 
+NEEDED: Mapping[str, Mapping[str, Any]] = {"fedcoteaching": {"forget_rate": 0.5}}
+"""Settings that have no default."""
+
 
 def tiny_recipe(method: str | Mapping[str, Any] = "fedavg", **settings: Any) -> Recipe:
     """A federation of 6 sites with digits whose labels are half wrong; a round takes some 20 ms."""

@@ -30,6 +30,7 @@ from fedsieve.recipe import (
     with_setting,
 )
 from fedsieve.scenes import Noise, Partition, SceneConfig
+from helpers import NEEDED
 
 
 def refusal(table: dict[str, Any]) -> str:
@@ -165,7 +166,7 @@ def test_the_engine_is_no_part_of_what_decides_a_result(recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_default_settings_of_every_method_survive_their_table(name: str) -> None:
-    recipe = recipe_from_table({"method": {"name": name}})
+    recipe = recipe_from_table({"method": {"name": name, **NEEDED.get(name, {})}})
     assert type(recipe.method) is METHODS[name].config
     assert recipe_from_table(recipe_table(recipe)) == recipe
 

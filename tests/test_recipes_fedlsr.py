@@ -18,7 +18,7 @@ import pytest
 from fedsieve.cli.grid import expand
 from fedsieve.cli.recipes import first_comment
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import fedavg, fedlsr, fedsce
+from fedsieve.methods import fedavg, fedcoteaching, fedlsr, fedsce
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import (
     DataConfig,
@@ -53,6 +53,7 @@ TABLE_2 = {
 """γ by data set and column of Table 3."""
 WARM_UP = {"mnist": 10, "fashion-mnist": 20, "cifar10": 40}
 IID = Partition(kind="iid", stratified=True, overlap=True)
+FIVE_CLASSES = Partition(kind="classes", classes=5, overlap=True)
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 SGD = Sgd(epochs=5, batch_size=60, lr=0.15, momentum=0.9, weight_decay=1e-4, tail="keep")
 
@@ -139,6 +140,40 @@ def symmetric_ce() -> dict[str, dict[str, Recipe]]:
     }
 
 
+def coteaching() -> dict[str, dict[str, Recipe]]:
+    """Its rows of Tables 3 and 6, and Table 7's combination with LSR; τ is the noise's rate."""
+
+    def method(column: str, **settings: Any) -> fedcoteaching.Config:
+        rate = NOISES[column].rate
+        assert rate is not None
+        return fedcoteaching.Config(forget_rate=rate, ramp_rounds=10, **settings)
+
+    of_table_7 = ("symmetric0.7", "pairwise0.4")
+    fashion = "fashion-mnist"
+    return {
+        "table3-coteaching": {
+            f"{source}-{column}": small("table3-coteaching", source, column, method(column))
+            for source, column in product(TABLE_2, NOISES)
+        },
+        "table6-coteaching": {
+            column: small(
+                "table6-coteaching",
+                fashion,
+                column,
+                method(column),
+                scene=SceneConfig(clients=100, partition=FIVE_CLASSES, noise=NOISES[column]),
+            )
+            for column in of_table_7
+        },
+        "table7-coteaching": {
+            column: small(
+                "table7-coteaching", fashion, column, method(column, objective="sharpened")
+            )
+            for column in of_table_7
+        },
+    }
+
+
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "table4": {
         "w/o MixUp prediction": {"prediction": "none"},
@@ -161,14 +196,13 @@ def tables_4_to_6() -> dict[str, dict[str, Recipe]]:
         }
         for table, rows in ROWS.items()
     }
-    partition = Partition(kind="classes", classes=5, overlap=True)
     files["table6"] = {
         f"{column}-{method.name}": small(
             "table6",
             source,
             column,
             method,
-            scene=SceneConfig(clients=100, partition=partition, noise=NOISES[column]),
+            scene=SceneConfig(clients=100, partition=FIVE_CLASSES, noise=NOISES[column]),
         )
         for column in ("symmetric0.7", "pairwise0.4")
         for method in (fedavg.Config(), fedsce.Config(), lsr(source, column, distance="l1"))
@@ -243,6 +277,7 @@ EXPECTED = (
     table_1()
     | table_3()
     | symmetric_ce()
+    | coteaching()
     | tables_4_to_6()
     | table_8()
     | figure_6()
@@ -308,11 +343,12 @@ def test_the_header_of_a_column_gives_both_published_numbers() -> None:
             assert f"# Published: FedAvg {theirs}, FedLSR {ours}, " in header
 
 
-def test_the_header_of_symmetric_ce_gives_its_rows() -> None:
+@pytest.mark.parametrize(("place", "file"), [(1, "table3-symmetric-ce"), (2, "table3-coteaching")])
+def test_the_header_of_another_method_gives_its_rows(place: int, file: str) -> None:
     section = paper().split("Table 3: Test accuracy on benchmark")[1].split("Table 4")[0]
     rows = published_rows(section)
     for i, name in enumerate(("MNIST", "Fashion-MNIST", "CIFAR-10")):
-        assert f"#   {name} {' '.join(rows[5 * i + 1])}\n" in FILES["table3-symmetric-ce"]
+        assert f"#   {name} {' '.join(rows[5 * i + place])}\n" in FILES[file]
 
 
 @pytest.mark.parametrize(("table", "columns"), [("4", (0, 1)), ("5", (0, 2, 3, 4))])
@@ -335,13 +371,17 @@ def test_the_headers_of_the_other_tables_give_their_numbers() -> None:
     assert found == [numbers for _, numbers in rows]
     assert len(found) == 5
     section = text.split("Table 6: Test accuracy")[1].split("4.5 Potential")[0]
-    fedavg_6, sce_6, *_, ours_6 = re.findall(r"Non-IID (\d\d\.\d\d \d\d\.\d\d)", section)
+    fedavg_6, sce_6, coteaching_6, *_, ours_6 = re.findall(
+        r"Non-IID (\d\d\.\d\d \d\d\.\d\d)", section
+    )
     header = " ".join(FILES["table6"].replace("#", "").split())
     assert f"FedAvg {fedavg_6}, Symmetric CE {sce_6}, FedLSR {ours_6}." in header
-    joined_7 = re.search(r"Symmetric CE \+ LSR (\S+) \S+ (\S+)", text.replace("(+ ", "(+"))
-    assert joined_7 is not None
-    header = " ".join(FILES["table7"].replace("#", "").split())
-    assert f"Symmetric CE + LSR {joined_7[1]} {joined_7[2]}." in header
+    assert f"Co-teaching {coteaching_6}.\n" in FILES["table6-coteaching"]
+    for method, file in (("Symmetric CE", "table7"), ("Co-teaching", "table7-coteaching")):
+        joined_7 = re.search(rf"{method} \+ LSR (\S+) \S+ (\S+)", text.replace("(+ ", "(+"))
+        assert joined_7 is not None
+        header = " ".join(FILES[file].replace("#", "").split())
+        assert f"{method} + LSR {joined_7[1]} {joined_7[2]}." in header
     section = text.split("Table 8: Average")[1]
     fedavg_8, ours_8, sce_8, joined_8 = re.findall(
         r"^[5-8] .* F\. L\. (\d\d\.\d\d)$", section, flags=re.MULTILINE

@@ -26,17 +26,19 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
         if key not in names:
             raise FedsieveError(unknown_key(_join(where, key), key, names))
     values = {key: _convert(hints[key], value, _join(where, key)) for key, value in table.items()}
-    missing = [
-        _join(where, f.name)
-        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
-        if f.init
-        and f.name not in values
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    ]
+    missing = [_join(where, name) for name in needed(cls) if name not in values]
     if missing:
         raise FedsieveError(f"Please set {' and '.join(missing)}.")
     return cls(**values)
+
+
+def needed(cls: type[Any]) -> list[str]:
+    """The fields of a dataclass that have no default."""
+    return [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
 
 
 def to_table(config: Any) -> dict[str, Any]:

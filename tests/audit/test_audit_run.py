@@ -245,6 +245,8 @@ def test_what_cannot_be_audited_is_told_in_a_sentence(own: OwnData) -> None:
             Asked(**{words: 0})
     with pytest.raises(FedsieveError, match="fedavgg"):
         Asked(method="fedavgg")
+    with pytest.raises(FedsieveError, match=r"which leaves method\.forget_rate open; choose anoth"):
+        Asked(method="fedcoteaching")
     few = replace(
         own,
         images=own.images[:4],

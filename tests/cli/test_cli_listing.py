@@ -33,6 +33,9 @@ def test_a_method_is_explained(cli):
     line = next(line for line in answer.out.splitlines() if "--method.mu" in line)
     assert line.split()[:4] == ["--method.mu", "NUMBER", "1.0", "μ,"]
     assert answer.out.startswith("fedprox: ")
+    answer = cli("methods", "fedcoteaching")
+    line = next(line for line in answer.out.splitlines() if "--method.forget_rate" in line)
+    assert line.split()[:5] == ["--method.forget_rate", "NUMBER", "must", "be", "set"]
     assert "fedavg has no settings of its own." in cli("methods", "fedavg").out
     assert cli("methods", "fedpro").err.startswith("fedsieve: There is no method 'fedpro'")
 

@@ -23,9 +23,10 @@ from fedsieve.simulate.world import (
     scene_of,
 )
 from fedsieve.types import SERVER, Shard, Streams
-from helpers import few_digits, tiny_recipe
+from helpers import NEEDED, few_digits, tiny_recipe
 
 QUICK: Mapping[str, Mapping[str, Any]] = {
+    "fedcoteaching": {**NEEDED["fedcoteaching"], "ramp_rounds": 1},
     "fedgr": {"warmup_rounds": 1},
     "fedes": {"pretrain_rounds": 2},
     "feddiv": {"warmup_passes": 0},  # a pass of its warm-up is as many rounds as there are clients

@@ -16,6 +16,7 @@ from fedsieve.config import from_table
 from fedsieve.errors import FedsieveError
 from fedsieve.methods import METHODS, contract
 from fedsieve.methods.contract import Method
+from helpers import NEEDED
 
 FUNCTIONS = {
     name: protocol
@@ -42,7 +43,7 @@ def test_its_records_are_frozen(method: Method, part: str) -> None:
 
 
 def test_its_configuration_is_made_by_keywords_with_its_name_as_default(method: Method) -> None:
-    cfg = method.config()  # type: ignore[call-arg]
+    cfg = method.config(**NEEDED.get(method.name, {}))  # type: ignore[arg-type]
     assert isinstance(cfg, contract.Config)
     assert cfg.name == method.name
     assert all(field.kw_only for field in dataclasses.fields(method.config))

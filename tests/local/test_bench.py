@@ -24,7 +24,7 @@ from benches import (
 )
 from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError
-from fedsieve.local.bench import padding_weight
+from fedsieve.local.bench import joint_logits, padding_weight
 from fedsieve.local.plan import Batch, Net, Sgd
 from fedsieve.models import ModelConfig, build_model
 from fedsieve.types import Streams, rng_for
@@ -68,6 +68,16 @@ def test_forward_is_the_model_in_evaluation_mode(n: int) -> None:
 
 def test_a_model_without_features_has_none() -> None:
     assert bench_of(Linear).forward(weights_of(Linear, 1), images_of(3)).features is None
+
+
+def test_networks_together_say_the_mean_of_their_logits() -> None:
+    bench, images = bench_of(Linear), images_of(5)
+    one, other = weights_of(Linear, 1), weights_of(Linear, 2)
+    mean = {name: (one[name] + other[name]) / 2 for name in one}  # the same, for a linear model
+    expected = bench.forward(mean, images).logits
+    torch.testing.assert_close(joint_logits(bench, [one, other], images), expected)
+    alone = joint_logits(bench, [one], images)
+    assert torch.equal(alone, bench.forward(one, images).logits)
 
 
 def test_bf16_is_inside_the_model_only() -> None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from fedsieve.errors import FedsieveError
 from fedsieve.models import read_weights, write_weights
+from fedsieve.models.weights import reordered
 
 
 def network() -> nn.Module:
@@ -20,6 +21,26 @@ def test_reads_float_parameters_and_buffers() -> None:
     weights = read_weights(network())
     assert list(weights) == NAMES
     assert not any(tensor.requires_grad for tensor in weights.values())
+
+
+def test_another_order_of_the_same_entries() -> None:
+    first = {
+        "weight": torch.arange(24.0).view(2, 3, 4),
+        "same shape": torch.arange(24.0).view(2, 3, 4),
+        "kept": torch.arange(5.0),
+        "variance": torch.ones(5),
+        "scale": torch.ones(()),
+    }
+    second = reordered(first, [name for name in first if name != "kept"])
+    assert list(second) == list(first)
+    for name, tensor in first.items():
+        assert second[name].shape == tensor.shape
+        assert torch.equal(second[name].flatten().sort().values, tensor.flatten())
+    assert torch.equal(second["kept"], first["kept"])
+    assert not torch.equal(second["weight"], first["weight"])
+    assert not torch.equal(second["weight"], second["same shape"])
+    again = reordered(first, first.keys())
+    assert torch.equal(again["weight"], second["weight"])
 
 
 @pytest.mark.parametrize("copy", [True, False])

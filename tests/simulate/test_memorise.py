@@ -122,7 +122,7 @@ def test_the_global_model_is_tried_on_all_clients_and_others_on_their_own() -> N
         truth,
         5,
         7,
-        predicting(PREDICTED),
+        [predicting(PREDICTED)],
         {0: {"local": predicting(GIVEN), "global": predicting(TRUE)}},
     )
     assert overall == Tally.of(PREDICTED, GIVEN, TRUE).metrics()
@@ -138,6 +138,14 @@ def test_the_global_model_is_tried_on_all_clients_and_others_on_their_own() -> N
             "global_clean_accuracy": 1.0,
         }
     }
+
+
+def test_global_networks_are_tried_together() -> None:
+    """Two of three say what was given, and so do the three."""
+    bench, (world, truth) = TableBench(), world_and_truth()
+    networks = [predicting(classes) for classes in (TRUE, GIVEN, GIVEN)]
+    overall, _ = memorisation(bench, world, truth, 5, 7, networks, {})  # type: ignore[arg-type]
+    assert overall == Tally.of(GIVEN, GIVEN, TRUE).metrics()
     first = [rng_for(5, 7, client, "memorisation").random() for client in (0, 2)]
     assert bench.views == [("weak", first[0]), ("weak", first[1])], "one view for all models"
 

@@ -28,7 +28,7 @@ from fedsieve.simulate.directory import read_lines
 from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import InProcess
 from fedsieve.simulate.world import Job, initial_weights, make_setup, make_world, scene_of
-from helpers import REMEMBERING, Memory, tiny_recipe, with_engine
+from helpers import NEEDED, REMEMBERING, Memory, assert_same_weights, tiny_recipe, with_engine
 
 FLOATS = 144 + 64 + 4608 + 128 + 8256 + 650
 """The small model on 8×8 digits: conv 16·1·3·3, norm 4·16 (weight, bias, mean, variance),
@@ -287,8 +287,36 @@ def use_scene(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     monkeypatch.setattr(rounds_module, "scene_of", lambda recipe, data: scene)
 
 
-WITHOUT_WALK = {"feddiv": {"name": "feddiv", "warmup_passes": 0}}
-"""Methods whose first rounds ask one client each, without these rounds."""
+def stubborn(server: fedavg.Server) -> tuple[dict[str, Tensor], ...]:
+    """A network that says class 3 of every image, louder than any other network."""
+    silent = {name: torch.zeros_like(tensor) for name, tensor in server.weights.items()}
+    return (silent | {"head.classify.bias": 1e6 * torch.eye(10)[3]},)
+
+
+def test_a_further_network_is_heard_wherever_the_global_model_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = with_engine(tiny_recipe(rounds=2), memorisation_every=1, client_lines=True)
+    run(recipe, tmp_path / "alone")
+    monkeypatch.setitem(METHODS, "fedavg", replace(fedavg.METHOD, peers=stubborn))
+    run(recipe, tmp_path / "together")
+    alone, together = (read_lines(tmp_path / n / "metrics.jsonl") for n in ("alone", "together"))
+    data = load_digits()
+    threes = 100 * float((data.test_labels == 3).float().mean())
+    given = torch.tensor(load_scene(tmp_path / "alone" / "scene.safetensors").given)
+    taken_in = float((given[given != data.train_labels] == 3).float().mean())
+    for line, other in zip(together, alone, strict=True):
+        assert line["accuracy"] == pytest.approx(threes)
+        assert line["diagnostics"]["memorised"] == pytest.approx(taken_in)
+        assert line["drift"] == other["drift"]
+    seen = [read_lines(tmp_path / name / "clients.jsonl") for name in ("alone", "together")]
+    assert seen[0] == seen[1], "of a client's own model"
+    weights = [final_weights(tmp_path / name) for name in ("alone", "together")]
+    assert_same_weights(*weights)
+
+
+SETTINGS = {"feddiv": {"warmup_passes": 0}, **NEEDED}
+"""What these methods are not tried without; in a walk of FedDiv's, rounds ask one client each."""
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -296,7 +324,9 @@ def test_clients_with_hardly_any_samples_do_not_stop_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """1, 2 and 5 samples, a batch being 64, and one client with one more than a batch."""
-    recipe = tiny_recipe(WITHOUT_WALK.get(method, method), clients_per_round=6, rounds=2)
+    recipe = tiny_recipe(
+        {"name": method, **SETTINGS.get(method, {})}, clients_per_round=6, rounds=2
+    )
     use_scene(monkeypatch, with_sizes(recipe, [1, 2, 5, 65, 100]))
     summary = run(recipe, tmp_path)
     lines = read_lines(tmp_path / "metrics.jsonl")
@@ -312,7 +342,9 @@ def test_a_client_without_samples_is_not_asked(
 ) -> None:
     data = replace(load_digits(), train_labels_are_noisy=True)
     monkeypatch.setattr(run_module, "load_data", lambda recipe: data)
-    recipe = tiny_recipe(WITHOUT_WALK.get(method, method), clients_per_round=6, rounds=2)
+    recipe = tiny_recipe(
+        {"name": method, **SETTINGS.get(method, {})}, clients_per_round=6, rounds=2
+    )
     use_scene(monkeypatch, with_sizes(recipe, [0, 500, 0, 500, 1]))
     run(recipe, tmp_path)
     lines = read_lines(tmp_path / "metrics.jsonl")

@@ -102,10 +102,13 @@ def test_the_order_of_clients_does_not_matter(workers: Workers) -> None:
 def test_workers_count_right_answers_together(workers: Workers) -> None:
     _, world, setup = stage()
     alone = InProcess(*stage())
-    weights = reference()[1][0].up.weights
-    expected = count_correct(alone.bench, weights, world.test_images, world.test_labels)
-    assert workers.examine(weights)() == alone.examine(weights)() == expected
-    assert 0 < expected < len(world.test_labels)
+    one, other = (reference()[1][k].up.weights for k in (0, 2))
+    found = []
+    for networks in ([one], [other], [one, other]):
+        expected = count_correct(alone.bench, networks, world.test_images, world.test_labels)
+        assert workers.examine(networks)() == alone.examine(networks)() == expected
+        found.append(expected)
+    assert 0 < min(found) < max(found) < len(world.test_labels)
     assert isinstance(workers.bench, type(alone.bench))
     assert_same_weights(initial_weights(setup), initial_weights(setup))
 

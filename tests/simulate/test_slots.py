@@ -141,7 +141,7 @@ def test_what_cannot_be_tested_in_a_slice_is_tested_on_the_whole_gpu(
     monkeypatch.setattr(slots_module, "count_correct", lambda *_: 7)
     slots.bench = SimpleNamespace(stream=None)  # type: ignore[assignment]
     with ThreadPoolExecutor(1) as slots._examiner:
-        correct = slots.examine({})
+        correct = slots.examine([{}])
         if expected is None:
             with pytest.raises(RuntimeError, match=failure):
                 correct()
@@ -173,7 +173,7 @@ class Refusing(Slots):
             raise RuntimeError(self._failure)
         return []
 
-    def _count_correct(self, weights: Weights) -> int:
+    def _count_correct(self, networks: Sequence[Weights]) -> int:
         raise RuntimeError(self._failure)
 
     def _open(self, places: Places) -> None:

@@ -191,9 +191,20 @@ def test_counting_what_a_model_gets_right() -> None:
     predicted = z.argmax(axis=1)
     labels = predicted.copy()
     labels[:40] = (labels[:40] + 1) % CLASSES
-    found = count_correct(bench_of(Linear), weights, images, torch.from_numpy(labels))
+    found = count_correct(bench_of(Linear), [weights], images, torch.from_numpy(labels))
     assert found == 260
     assert len(np.unique(predicted)) > 1
+
+
+def test_networks_are_counted_by_what_they_say_together() -> None:
+    """A model whose logits are opposite takes back what the other says, or a part of it."""
+    images, weights = images_of(300), weights_of(Linear, 1)
+    opposite = {name: -tensor for name, tensor in weights.items()}
+    bench, labels = bench_of(Linear), torch.zeros(300, dtype=torch.int64)
+    alone = count_correct(bench, [weights], images, labels)
+    assert 0 < alone < 300
+    assert count_correct(bench, [weights, opposite], images, labels) == 300  # all 0: the first
+    assert count_correct(bench, [opposite, weights, weights], images, labels) == alone
 
 
 def test_memory_for_states_is_what_is_asked_for_or_what_suits_the_device(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fedsieve.config import needed
 from fedsieve.data.own import OwnData
 from fedsieve.data.own.reading import ONE_SITE
 from fedsieve.errors import check
@@ -60,7 +61,12 @@ class Asked:
         for name in ("rounds", "virtual_sites"):
             value = getattr(self, name)
             check(value is None or value >= 1, f"{name} must be at least 1, not {value}.")
-        method(self.method)
+        settings = ", ".join(f"method.{name}" for name in needed(method(self.method).config))
+        check(
+            not settings,
+            f"{self.method} cannot be asked to audit, which leaves {settings} open; choose another "
+            "method.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from fedsieve.cli.options import (
     text_of,
 )
 from fedsieve.cli.output import print_table
-from fedsieve.config import field_docs
+from fedsieve.config import field_docs, needed
 from fedsieve.methods import METHODS, method
 from fedsieve.methods.contract import Config
 
@@ -53,7 +53,7 @@ def setting_rows(config: type[Config]) -> list[list[str]]:
         [
             f"--method.{member.name}",
             metavar(hints[member.name]),
-            text_of(default_of(member)),
+            "must be set" if member.name in needed(config) else text_of(default_of(member)),
             docs.get(member.name, ""),
         ]
         for member in dataclasses.fields(config)

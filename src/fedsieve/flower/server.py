@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,10 +112,10 @@ class Examination:
         images, labels = data.test_images.to(bench.device), data.test_labels.to(bench.device)
         return Examination(bench, images, labels)
 
-    def accuracy(self, weights: Weights) -> float:
-        """In %."""
+    def accuracy(self, networks: Sequence[Weights]) -> float:
+        """Of the networks together, in %."""
         with one_thread():
-            correct = count_correct(self.bench, weights, self.images, self.labels)
+            correct = count_correct(self.bench, networks, self.images, self.labels)
         return 100 * correct / len(self.labels)
 
 
@@ -209,7 +209,7 @@ class Engine:
         clock.lap("merge")
         line: dict[str, Any] = {"round": round}
         if self.test is not None:
-            line["accuracy"] = self.test.accuracy(self.method.weights(self.server))
+            line["accuracy"] = self.test.accuracy(self.method.networks(self.server))
         clock.lap("evaluate")
         for client in selected:
             if client not in nodes:

@@ -261,6 +261,15 @@ class EagerBench:
         }
 
 
+def joint_logits(bench: Bench, networks: Sequence[Weights], images: Tensor) -> Tensor:
+    """(n, classes) the mean of the networks' logits on a view; of a single network its own.
+
+    What is largest is the same as in their sum.
+    """
+    first, *others = [bench.forward(weights, images).logits for weights in networks]
+    return sum(others, start=first) / len(networks)
+
+
 def normalised(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """uint8 (n, C, H, W) to float32 (x/255 − mean)/std, with 1/(255·std) and −mean/std given."""
     x = images.to(torch.float32)

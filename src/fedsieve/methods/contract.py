@@ -129,6 +129,10 @@ class GlobalWeights(Protocol):
     def __call__(self, server: Any) -> Weights: ...
 
 
+class Peers(Protocol):
+    def __call__(self, server: Any) -> tuple[Weights, ...]: ...
+
+
 class LocalWeights(Protocol):
     def __call__(self, up: Any) -> Weights: ...
 
@@ -137,6 +141,11 @@ def weights_of(up: Any) -> Weights:
     """The `weights` of an `Up`."""
     weights: Weights = up.weights
     return weights
+
+
+def no_peers(server: Any) -> tuple[Weights, ...]:
+    """A method that trains one network."""
+    return ()
 
 
 def no_own_sieve(client: Any) -> Sieved | None:
@@ -166,7 +175,7 @@ class Method:
     merge: Merge
     suspect: Suspect
     weights: GlobalWeights
-    """The weights of the global model, for evaluation."""
+    """The weights of the global model, for evaluation, diagnosis and `model.safetensors`."""
     sieve: Sieve
     """What the server believes of its clients' labels, for diagnosis; empty without a view."""
     refined: Refined
@@ -176,6 +185,12 @@ class Method:
     own_sieve: OwnSieve = no_own_sieve
     """What a client last believed of its own labels where that stays at the site, for diagnosis;
     None where it leaves the sieving to the server."""
+    peers: Peers = no_peers
+    """The weights of further global networks, which are evaluated together with `weights`."""
+
+    def networks(self, server: Any) -> tuple[Weights, ...]:
+        """All global networks: what they predict together is what is evaluated."""
+        return (self.weights(server), *self.peers(server))
 
 
 def choose_uniformly(clients: int, count: int, rng: np.random.Generator) -> tuple[ClientId, ...]:

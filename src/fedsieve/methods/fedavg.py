@@ -16,14 +16,14 @@ this is the baseline that noisy labels hurt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from fedsieve.aggregate import weighted_mean
-from fedsieve.local.bench import Bench
+from fedsieve.local.bench import Bench, joint_logits
 from fedsieve.local.plan import Batch, Net, Plan
 from fedsieve.losses import cross_entropy
 from fedsieve.methods import contract
@@ -117,8 +117,13 @@ def merge(
 
 def suspect(cfg: Config, client: Client, down: Down, shard: Shard, bench: Bench) -> Suspicion:
     """P(wrong) = 1 − p_ŷ(x) under the global model; the suggestion is its most likely class."""
+    return suspicion_by([down.weights], shard, bench)
+
+
+def suspicion_by(networks: Sequence[Weights], shard: Shard, bench: Bench) -> Suspicion:
+    """1 − p_ŷ(x) and the most likely class, where the networks together predict p."""
     raw = bench.view("raw", shard.images, Streams(0, 0, shard.client)("raw"))
-    probabilities = bench.forward(down.weights, raw).logits.softmax(dim=1)
+    probabilities = joint_logits(bench, networks, raw).softmax(dim=1)
     given = probabilities.gather(1, shard.labels[:, None]).squeeze(1)
     return Suspicion(p_wrong=1 - given, suggested=probabilities.argmax(dim=1))
 

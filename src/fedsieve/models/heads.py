@@ -11,6 +11,9 @@ from fedsieve.types import Outputs
 
 HeadKind: TypeAlias = Literal["linear", "mlp"]
 
+BEHIND_THE_BACKBONE = ("neck.", "head.")
+"""How the names of those weights begin that no file of pretrained weights holds."""
+
 
 class LinearHead(nn.Module):
     """logits = Linear(x); the features are x itself."""

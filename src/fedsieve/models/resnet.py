@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fedsieve.models.heads import HeadKind, build_head
+from fedsieve.models.heads import BEHIND_THE_BACKBONE, HeadKind, build_head
 from fedsieve.models.norms import NormRelu
 from fedsieve.models.weights import check_alike, load_tensors, read_weights, write_weights
 from fedsieve.types import Outputs
@@ -163,7 +163,7 @@ def _load_backbone(model: ResNet, path: Path) -> None:
         for name, tensor in load_tensors(path).items()
         if tensor.is_floating_point() and not name.startswith("fc.")
     }
-    new = {name: tensor for name, tensor in own.items() if name.startswith(("neck.", "head."))}
+    new = {name: tensor for name, tensor in own.items() if name.startswith(BEHIND_THE_BACKBONE)}
     merged = {**stored, **new}
     check_alike(own, merged, "ResNet-50 for these images", str(path))
     write_weights(model, merged)

@@ -1,8 +1,9 @@
-"""A model's weights as a mapping: reading, writing, counting and checking them."""
+"""A model's weights as a mapping: reading, writing, reordering and checking them."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsieve.errors import FedsieveError, check
-from fedsieve.types import Weights
+from fedsieve.types import SERVER, Weights, rng_for
 
 
 def read_weights(model: nn.Module, *, copy: bool = True) -> dict[str, Tensor]:
@@ -36,6 +37,23 @@ def copy_weights(own: Weights, weights: Weights) -> None:
     check_alike(own, weights, "the model", "the weights to load")
     with torch.no_grad():
         torch._foreach_copy_(list(own.values()), [weights[name] for name in own])
+
+
+def reordered(weights: Weights, names: Collection[str]) -> dict[str, Tensor]:
+    """`weights` with the entries of these tensors in another order, always the same one.
+
+    Entries that were drawn independently from one distribution are as likely a draw in any order,
+    and constants stay what they are. So this is where a second network may start.
+    """
+    return {
+        name: _shuffled(tensor, f"second start/{name}") if name in names else tensor
+        for name, tensor in weights.items()
+    }
+
+
+def _shuffled(tensor: Tensor, purpose: str) -> Tensor:
+    order = rng_for(0, 0, SERVER, purpose).permutation(tensor.numel())
+    return tensor.flatten()[torch.from_numpy(order).to(tensor.device)].view_as(tensor)
 
 
 def check_alike(first: Weights, second: Weights, first_name: str, second_name: str) -> None:

@@ -6,7 +6,7 @@ the clients hold. Only a simulation can do it, for it takes the true labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from fedsieve.local.bench import Bench
+from fedsieve.local.bench import Bench, joint_logits
 from fedsieve.simulate.diagnose import Truth
 from fedsieve.simulate.world import World
 from fedsieve.types import ClientId, Metrics, Weights, rng_for
@@ -79,10 +79,11 @@ def memorisation(
     truth: Truth,
     seed: int,
     round: int,
-    global_weights: Weights,
+    networks: Sequence[Weights],
     at_clients: Mapping[ClientId, Mapping[str, Weights]],
 ) -> tuple[Metrics, dict[ClientId, dict[str, float]]]:
-    """What the global model makes of all labels, and what other models make of single clients'.
+    """What the global networks together make of all labels, and what other models make of single
+    clients'.
 
     `at_clients` names the models to try on a client's own samples; NAME's numbers are called
     NAME_memorised and so on. All models see the same weak view of a client's samples.
@@ -95,10 +96,10 @@ def memorisation(
         rng = rng_for(seed, round, client, "memorisation")
         weak = bench.view("weak", world.shard(client).images, rng)
         given, true = truth.scene.given[held], truth.labels[held]
-        total += Tally.of(_predict(bench, global_weights, weak), given, true)
+        total += Tally.of(_predict(bench, networks, weak), given, true)
         if client in at_clients:
             tallies = {
-                name: Tally.of(_predict(bench, weights, weak), given, true)
+                name: Tally.of(_predict(bench, [weights], weak), given, true)
                 for name, weights in at_clients[client].items()
             }
             per_client[client] = {
@@ -109,7 +110,7 @@ def memorisation(
     return total.metrics(), per_client
 
 
-def _predict(bench: Bench, weights: Weights, images: Tensor) -> Labels:
+def _predict(bench: Bench, networks: Sequence[Weights], images: Tensor) -> Labels:
     """(n,) the most likely class of each image."""
-    predicted: Labels = bench.forward(weights, images).logits.argmax(dim=1).numpy(force=True)
+    predicted: Labels = joint_logits(bench, networks, images).argmax(dim=1).numpy(force=True)
     return predicted

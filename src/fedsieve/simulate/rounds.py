@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsieve.data.sources import Dataset
 from fedsieve.errors import check
-from fedsieve.local.bench import Setup
+from fedsieve.local.bench import Setup, joint_logits
 from fedsieve.methods import method
 from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
@@ -226,7 +226,7 @@ class Simulation:
         for result in usable:
             self.store.put(result.client, result.state, round)
         clock.lap("merge")
-        correct = self.runner.examine(self.method.weights(self.server))
+        correct = self.runner.examine(self.method.networks(self.server))
         clock.lap("evaluate")
         self.rounds_done += 1
         self.unfinished = _Unfinished(
@@ -311,7 +311,7 @@ class Simulation:
                 truth,
                 self.recipe.seed,
                 done.round,
-                self.method.weights(done.server),
+                self.method.networks(done.server),
                 at_clients,
             )
 
@@ -370,7 +370,7 @@ class Simulation:
     def _site_labels(self) -> list[SiteLabels]:
         """How the method and the final global model see every label of every client."""
         sieved = self.method.sieve(self.server)
-        bench, weights = self.runner.bench, self.method.weights(self.server)
+        bench, networks = self.runner.bench, self.method.networks(self.server)
         sites = []
         for client, held in enumerate(self.world.clients):
             if not len(held):
@@ -383,7 +383,7 @@ class Simulation:
             with one_thread():
                 suspicion = self.method.suspect(self.recipe.method, state, down, shard, bench)
                 raw = bench.view("raw", shard.images, Streams(0, 0, client)("raw"))
-                logits = bench.forward(weights, raw).logits
+                logits = joint_logits(bench, networks, raw)
                 losses = cross_entropy(logits, shard.labels, reduction="none")
             truth = self.truth
             sites.append(

@@ -33,9 +33,9 @@ class Runner(Protocol):
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         """Begin what can be begun of a round in which these clients will probably take part."""
 
-    def examine(self, weights: Weights) -> Callable[[], int]:
-        """Begin to test the model; the result waits until it is known how many test images it
-        classifies rightly."""
+    def examine(self, networks: Sequence[Weights]) -> Callable[[], int]:
+        """Begin to test the networks, which predict together; the result waits until it is known
+        how many test images they classify rightly."""
 
     @property
     def bench(self) -> Bench:
@@ -66,10 +66,10 @@ class InProcess:
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         pass
 
-    def examine(self, weights: Weights) -> Callable[[], int]:
+    def examine(self, networks: Sequence[Weights]) -> Callable[[], int]:
         with one_thread():
             correct = count_correct(
-                self.bench, weights, self.world.test_images, self.world.test_labels
+                self.bench, networks, self.world.test_images, self.world.test_labels
             )
         return lambda: correct
 

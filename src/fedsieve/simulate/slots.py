@@ -196,9 +196,9 @@ class Slots:
         bench.replay(steps)
         bench.stream.synchronize()
 
-    def examine(self, weights: Weights) -> Callable[[], int]:
+    def examine(self, networks: Sequence[Weights]) -> Callable[[], int]:
         torch.cuda.current_stream().synchronize()
-        counting = self._examiner.submit(self._count_correct, weights)
+        counting = self._examiner.submit(self._count_correct, networks)
 
         def wait() -> int:
             try:
@@ -208,14 +208,14 @@ class Slots:
                     raise
             world = self._world  # with the whole GPU, in this thread
             with torch.cuda.stream(self.bench.stream):
-                return count_correct(self.bench, weights, world.test_images, world.test_labels)
+                return count_correct(self.bench, networks, world.test_images, world.test_labels)
 
         return wait
 
-    def _count_correct(self, weights: Weights) -> int:
+    def _count_correct(self, networks: Sequence[Weights]) -> int:
         bench: GraphBench = self._slot.bench
         with torch.cuda.stream(bench.stream):
-            return count_correct(bench, weights, self._world.test_images, self._world.test_labels)
+            return count_correct(bench, networks, self._world.test_images, self._world.test_labels)
 
     def close(self) -> None:
         """Give back the GPU's memory: whoever comes next in this process may need it."""

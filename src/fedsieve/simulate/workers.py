@@ -90,12 +90,12 @@ class Workers:
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         pass
 
-    def examine(self, weights: Weights) -> Callable[[], int]:
+    def examine(self, networks: Sequence[Weights]) -> Callable[[], int]:
         chunk = EVALUATION_CHUNK["cpu"]
         total = len(self._world.test_labels)
         pieces = np.array_split(np.arange(0, total, chunk), self._count)
         ranges = [(int(p[0]), min(total, int(p[-1]) + chunk)) for p in pieces if len(p)]
-        blob = encode(_Parcel(weights))
+        blob = encode(_Parcel(tuple(networks)))
         with self._named_failure():
             counts = self._pool.map(_count_in_worker, [blob] * len(ranges), ranges)
 
@@ -122,7 +122,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class _Parcel:
-    weights: Weights
+    networks: tuple[Weights, ...]
 
 
 @dataclass(frozen=True)
@@ -213,4 +213,4 @@ def _count_in_worker(blob: bytes, bounds: tuple[int, int]) -> int:
     assert _worker is not None
     part = slice(*bounds)
     images, labels = _worker.world.test_images[part], _worker.world.test_labels[part]
-    return count_correct(_worker.bench, decode(_Parcel, blob).weights, images, labels)
+    return count_correct(_worker.bench, decode(_Parcel, blob).networks, images, labels)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsieve.data.sources import CIFAR100_SUPERCLASS_OF, SOURCES, Dataset, load
 from fedsieve.data.views import view_set
 from fedsieve.errors import check
-from fedsieve.local.bench import Bench, Setup
+from fedsieve.local.bench import Bench, Setup, joint_logits
 from fedsieve.methods import method
 from fedsieve.models import ModelConfig, build_model
 from fedsieve.models.weights import read_weights
@@ -192,10 +192,10 @@ def _finite(tensors: list[Tensor]) -> list[bool]:
     return [next(finite) if t.is_floating_point() and t.numel() else True for t in tensors]
 
 
-def count_correct(bench: Bench, weights: Weights, images: Tensor, labels: Tensor) -> int:
-    """How many of the images the model with `weights` classifies as labelled."""
+def count_correct(bench: Bench, networks: Sequence[Weights], images: Tensor, labels: Tensor) -> int:
+    """How many of the images the networks together classify as labelled."""
     raw = bench.view("raw", images, rng_for(0, 0, SERVER, "raw"))
-    return int((bench.forward(weights, raw).logits.argmax(dim=1) == labels).sum())
+    return int((joint_logits(bench, networks, raw).argmax(dim=1) == labels).sum())
 
 
 def client_memory(megabytes: int, device: torch.device) -> int:
