@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,21 @@ from graph_stage import a_plan, a_setup, difference, needs_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedsieve.local import compiled as compiled_module
 from fedsieve.local.bench import LossNet
 from fedsieve.local.compiled import batch_loss, compiled_loss
+from fedsieve.local.flat import Replica
 from fedsieve.local.graph import GraphBench
 from fedsieve.local.plan import Batch, Loss
+from fedsieve.local.program import Program
 from fedsieve.methods.fedavg import local_loss
 from fedsieve.models import ModelConfig, build_model
+from fedsieve.models.heads import HeadKind
 from fedsieve.models.norms import NormRelu
 from fedsieve.models.resnet import BasicBlock
+from fedsieve.models.weights import read_weights
 from fedsieve.simulate.runners import set_gpu_arithmetic
 from fedsieve.types import Outputs
 
@@ -245,6 +251,59 @@ def test_a_compiled_step_serves_several_models(
         for mine, theirs in zip(step(loss, fuse=True), plain, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+def test_an_uncompiled_step_moves_statistics_too(head: HeadKind) -> None:
+    config = ModelConfig(name="resnet18", head=head)
+    model, start = (build_model(config, 3, 8, 8, 10, np.random.default_rng(0)) for _ in "ab")
+    model = model.to(DEVICE, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    replica = Replica(model, "fp32", trained=True)
+    replica.load({name: tensor.to(DEVICE) for name, tensor in read_weights(start).items()})
+    before = replica.statistics.clone()
+    replica.after_pass = partial(fused.move_statistics, fused.fuse(model, 1))
+    one, zero = (torch.full((1, 3, 1, 1), v, device=DEVICE) for v in (1 / 64, -2.0))
+    program: Any = SimpleNamespace(
+        _bench=SimpleNamespace(scale=one, shift=zero),
+        _replicas=[replica],
+        _trained=[LossNet(model, "fp32", DEVICE, replica.parameters)],
+        _given=[],
+        _constants={},
+        _loss_sum=torch.zeros((), device=DEVICE),
+        _descend=lambda *_: None,
+    )
+    program._gradients = partial(Program._gradients, program)
+    rows = {
+        "x": torch.arange(4 * 3 * 64, device=DEVICE).view(1, 4, 3, 8, 8).to(torch.uint8),
+        "label": torch.arange(4, device=DEVICE)[None],
+    }
+    step: Any = SimpleNamespace(
+        values=rows, weight=None, counter=torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    )
+    plan: Any = SimpleNamespace(views=("x",))
+    Program._train_step(program, plan, step, partial(batch_loss, local_loss))
+    assert (replica.statistics != before).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 3, 5), (3, 6, 4, 4), (2, 6, 1, 1), (4, 1, 3, 3)])
+@pytest.mark.parametrize("added", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_torch_knows_what_the_kernels_return(
+    shape: tuple[int, ...], added: torch.dtype | None, layout: torch.memory_format
+) -> None:
+    x = images(shape, 1, torch.bfloat16).contiguous(memory_format=layout).requires_grad_()
+    shortcut = None if added is None else images(shape, 2, added).requires_grad_()
+    weight, bias = (torch.ones(shape[1], device=DEVICE, requires_grad=True) for _ in "wb")
+    forward = (x, shortcut, weight, bias, 1e-5, True, 3)
+    tensors = [t.detach() for t in (x, x, x, weight, bias, torch.ones(3, shape[1], device=DEVICE))]
+    backward = (*tensors, True, added is not None, 3)
+    for op, passed_in in ((fused._normalise, forward), (fused._normalise_backward, backward)):
+        torch.library.opcheck(op, passed_in)  # which does not compare strides
+        with FakeTensorMode() as mode:
+            told = op(*(mode.from_tensor(g) if isinstance(g, Tensor) else g for g in passed_in))
+        for fake, real in zip(told, op(*passed_in), strict=True):
+            places = [i for i, size in enumerate(real.shape) if size > 1]
+            assert [fake.stride(i) for i in places] == [real.stride(i) for i in places]
 
 
 @pytest.mark.gpu

@@ -1,10 +1,11 @@
 """BatchNorm with what follows it, as four kernels made for a slice of a GPU.
 
 What torch's compiler makes of a BatchNorm layer reads memory at a fifth of the speed at which a
-slice can: it loads a channel's four numbers again for every value, two bytes at a time, and cuts
-sums into pieces for a whole GPU, whose results take kernels of their own. Here a block holds the
-numbers of its channels, reads sixteen bytes at a time, and finds what a layer needs in two kernels
-forward and two backward, with the addition of a shortcut and the ReLU among them.
+slice can: it loads a channel's four numbers again for every few values, and cuts sums into pieces
+for a whole GPU, whose results take kernels of their own. Here a block holds the numbers of its
+channels, reads the next tiles while it works on one, sixteen bytes at a time where channels are a
+multiple of 16, and finds what a layer needs in two kernels forward and two backward, with the
+addition of a shortcut and the ReLU among them.
 
 A tensor (N, C, H, W) in channels-last order is a matrix (R, C) of R = N·H·W rows. Sums over its
 rows are taken in parts: each of G blocks sums every G-th tile of rows, and whoever needs a sum adds
@@ -25,10 +26,12 @@ from torch import Tensor, nn
 
 from fedsieve.models.norms import NormRelu
 
-TILE_ROWS = 64
+TILE_ROWS = 32
 TILE_CHANNELS = 64
 MOST_PARTS = 128
-_WARPS = 8
+WARPS = 4
+STAGES = 3
+"""Tiles that are read at a time; left to itself, the compiler lets a load wait for the last one."""
 _LAUNCHING = threading.Lock()
 """Held while kernels are launched, so that slots that begin together do not all compile them."""
 
@@ -69,25 +72,27 @@ def _total(parts, which, channel, held, C, ROOM: tl.constexpr):  # type: ignore[
     return tl.sum(tl.load(place, mask=(block < blocks)[:, None] & held[None, :], other=0.0), 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _forward_sums(  # type: ignore[no-untyped-def]
-    x, parts, rows, C, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+    x, parts, rows, C, ROWS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr
 ):
     """Parts of Σ(x − k) and Σ(x − k)², k being the first row, so that no digits cancel."""
     channel, held = _channels(C, CHANNELS)
-    about = _values(x, channel, held)
+    unit = tl.load(x + channel, mask=held, other=0.0)
+    about = unit.to(tl.float32)
     one = tl.zeros((ROWS, CHANNELS), tl.float32)
     two = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    for start in tl.range(first, rows, step, num_stages=STAGES):
         place, there = _tile(start, rows, channel, held, C, ROWS)
-        value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
-        apart = tl.where(there, value - about[None, :], 0.0)
+        value = tl.load(x + place, mask=there, other=unit[None, :])  # k adds nothing
+        apart = value.to(tl.float32) - about[None, :]
         one += apart
         two += apart * apart
     _keep_parts(one, two, parts, channel, held, C)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _forward_values(  # type: ignore[no-untyped-def]
     x,
     shortcut,
@@ -103,6 +108,7 @@ def _forward_values(  # type: ignore[no-untyped-def]
     SHORTCUT: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    STAGES: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """y, and the (3, C) statistics: mean, 1/√(variance + ε), unbiased variance."""
@@ -118,7 +124,8 @@ def _forward_values(  # type: ignore[no-untyped-def]
         tl.store(statistics + 2 * C + channel, unbiased, mask=held)
     scale = _values(weight, channel, held) * spread
     shift = _values(bias, channel, held)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    for start in tl.range(first, rows, step, num_stages=STAGES):
         place, there = _tile(start, rows, channel, held, C, ROWS)
         value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
         value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
@@ -145,7 +152,7 @@ def _passed(  # type: ignore[no-untyped-def]
     return passed
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _backward_sums(  # type: ignore[no-untyped-def]
     gradient,
     x,
@@ -160,6 +167,7 @@ def _backward_sums(  # type: ignore[no-untyped-def]
     SHORTCUT: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Parts of Σg and Σg·(x − mean)."""
     channel, held = _channels(C, CHANNELS)
@@ -168,7 +176,8 @@ def _backward_sums(  # type: ignore[no-untyped-def]
     shift = _values(bias, channel, held)
     one = tl.zeros((ROWS, CHANNELS), tl.float32)
     two = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    for start in tl.range(first, rows, step, num_stages=STAGES):
         place, there = _tile(start, rows, channel, held, C, ROWS)
         apart = tl.load(x + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]
         passed = _passed(gradient, apart, y, place, there, scale, shift, RELU, SHORTCUT)
@@ -177,7 +186,7 @@ def _backward_sums(  # type: ignore[no-untyped-def]
     _keep_parts(one, two, parts, channel, held, C)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _backward_values(  # type: ignore[no-untyped-def]
     gradient,
     x,
@@ -195,6 +204,7 @@ def _backward_values(  # type: ignore[no-untyped-def]
     SHORTCUT: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    STAGES: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """The gradients of x, of the shortcut, and (2, C) of weight and bias."""
@@ -207,12 +217,14 @@ def _backward_values(  # type: ignore[no-untyped-def]
     if tl.program_id(0) == 0:
         tl.store(to_affine + channel, against, mask=held)
         tl.store(to_affine + C + channel, total, mask=held)
-    total, against = total / rows, against * spread / rows
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    against = -scale * against * spread / rows
+    total = -scale * total / rows
+    first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    for start in tl.range(first, rows, step, num_stages=STAGES):
         place, there = _tile(start, rows, channel, held, C, ROWS)
         apart = tl.load(x + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]
         passed = _passed(gradient, apart, y, place, there, scale, shift, RELU, SHORTCUT)
-        found = scale[None, :] * (passed - total[None, :] - apart * against[None, :])
+        found = scale[None, :] * passed + (against[None, :] * apart + total[None, :])
         tl.store(to_x + place, found.to(to_x.dtype.element_ty), mask=there)
         if SHORTCUT:
             tl.store(to_shortcut + place, passed.to(to_shortcut.dtype.element_ty), mask=there)
@@ -226,13 +238,11 @@ class _Work:
         self.rows = x.numel() // self.channels
         wide = min(TILE_CHANNELS, triton.next_power_of_2(self.channels))
         across = triton.cdiv(self.channels, wide)
-        most = min(blocks, MOST_PARTS)
-        down = max(1, min(most // across, triton.cdiv(self.rows, TILE_ROWS)))
+        down = max(1, min(blocks // across, MOST_PARTS, triton.cdiv(self.rows, TILE_ROWS)))
         self.grid = (down, across)
-        self.tile = {"ROWS": TILE_ROWS, "CHANNELS": wide, "num_warps": _WARPS}
-        self.room = {
-            "ROOM": triton.next_power_of_2(most)
-        }  # one for all layers: code is made for it
+        self.tile = {"ROWS": TILE_ROWS, "CHANNELS": wide, "STAGES": STAGES, "num_warps": WARPS}
+        # One for all layers: code is made for it.
+        self.room = {"ROOM": triton.next_power_of_2(min(blocks, MOST_PARTS))}
         self.parts = torch.empty((2, down, self.channels), dtype=torch.float32, device=x.device)
 
 
@@ -392,7 +402,8 @@ def _pass(
     return y
 
 
-BLOCKS_PER_MULTIPROCESSOR = 4
+BLOCKS_PER_MULTIPROCESSOR = 5
+"""As many as there is room for of the kernel with most registers (96), so that none waits."""
 _FUSED: Mapping[type[nn.Module], type[FusedNorm | FusedNormRelu]] = MappingProxyType(
     {nn.BatchNorm2d: FusedNorm, NormRelu: FusedNormRelu}
 )

@@ -201,8 +201,8 @@ class GraphBench(EagerBench):
             replica = self.replica(0)
             net = LossNet(replica.model, self.precision, self.device, replica.parameters)
             loss = outputs(net, images, self.scale, self.shift).logits.sum()
-            replica.after_pass()
             torch.autograd.grad(loss, replica.leaves, allow_unused=True)
+            replica.after_pass()
             self.stream.synchronize()
 
     def replica(self, index: int) -> Replica:

@@ -289,9 +289,9 @@ class Program:
             self._bench.shift,
             [*self._trained, *self._given],
         )
-        for replica in self._replicas:
-            replica.after_pass()
         gradients = iter(self._gradients(loss))
+        for replica in self._replicas:  # not before: autograd refuses if statistics moved meanwhile
+            replica.after_pass()
         with torch.no_grad():
             for replica in self._replicas:
                 own = [next(gradients) for _ in replica.leaves]
