@@ -287,7 +287,10 @@ def use_scene(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     monkeypatch.setattr(rounds_module, "scene_of", lambda recipe, data: scene)
 
 
-WITHOUT_WALK = {"feddiv": {"name": "feddiv", "warmup_passes": 0}}
+WITHOUT_WALK: dict[str, dict[str, Any]] = {
+    "feddiv": {"name": "feddiv", "warmup_passes": 0},
+    "fedcorr": {"name": "fedcorr", "iterations": 1, "walk_clients": 6, "fine_tuning_rounds": 0},
+}
 """Methods whose first rounds ask one client each, without these rounds."""
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fedsieve.config import unknown_key
 from fedsieve.errors import FedsieveError
-from fedsieve.methods import fedavg, feddiv, fedes, fedgr, fedlsr, fedprox, fedsce
+from fedsieve.methods import fedavg, fedcorr, feddiv, fedes, fedgr, fedlsr, fedprox, fedsce
 from fedsieve.methods.contract import Method
 
 METHODS: dict[str, Method] = {
-    m.METHOD.name: m.METHOD for m in (fedavg, fedprox, fedsce, fedgr, fedlsr, fedes, feddiv)
+    m.METHOD.name: m.METHOD
+    for m in (fedavg, fedprox, fedsce, fedgr, fedlsr, fedes, feddiv, fedcorr)
 }
 
 
