@@ -31,7 +31,7 @@ from benches import (
 from fedsieve.cli.grid import expand
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Batch, Sgd, schedule
-from fedsieve.methods import fedavg, feddiv
+from fedsieve.methods import fedavg, fedcorr, feddiv
 from fedsieve.methods.contract import Federation
 from fedsieve.methods.feddiv import (
     FIRST_FILTER,
@@ -904,7 +904,8 @@ def feddiv_runs(name: str) -> dict[str, tuple[Recipe, Config]]:
 
 def test_there_is_a_recipe_for_each_table() -> None:
     shipped = {n.removeprefix("feddiv/") for n in shipped_recipes() if n.startswith("feddiv/")}
-    assert shipped == set(CELLS) | {f"{table}-baselines" for table in BASELINES}
+    others = {f"{table}-{kind}" for table in BASELINES for kind in ("baselines", "fedcorr")}
+    assert shipped == set(CELLS) | others
     assert {name: len(recipes_of(name)) for name in CELLS} == CELLS
     for table, count in BASELINES.items():
         runs = recipes_of(f"{table}-baselines")
@@ -914,6 +915,21 @@ def test_there_is_a_recipe_for_each_table() -> None:
         for cell, recipe in runs.items():
             assert recipe.scene == scenes[cell.partition("-")[2]]
             assert recipe.rounds == 1000
+
+
+@pytest.mark.parametrize("table", list(BASELINES))
+def test_fedcorr_has_the_same_scenes_solver_and_rounds(table: str) -> None:
+    """T_1 walks as FedDiv's T_wu, and T_2 and T_3 of its later rounds."""
+    fine_tuning, usual = (500, 450) if table in ("table1", "table2") else (450, 450)
+    found, ours = recipes_of(f"{table}-fedcorr"), feddiv_runs(table)
+    assert list(found) == list(ours)
+    for cell, recipe in found.items():
+        theirs, cfg = ours[cell]
+        method = fedcorr.Config(
+            preset="authors", iterations=cfg.warmup_passes, fine_tuning_rounds=fine_tuning
+        )
+        assert recipe == replace(theirs, name=f"feddiv-{table}-fedcorr", method=method)
+        assert recipe.rounds == cfg.warmup_passes * recipe.scene.clients + fine_tuning + usual
 
 
 TABLE_8: Mapping[str, tuple[int, str, int, float, int, int, int]] = {
@@ -998,6 +1014,10 @@ def test_the_headers_of_the_tables_give_the_published_numbers(number_of_table: i
     text = shipped_recipes()[f"feddiv/{name}"]
     for cell, number in zip(recipes_of(name), published(heading, "FedDiv (Ours)"), strict=True):
         assert (f"{cell}: {number}" if cell else f"Published: {number}") in text
+    text = shipped_recipes()[f"feddiv/{name}-fedcorr"]
+    for cell, number in zip(recipes_of(name), published(heading, "FedCorr"), strict=True):
+        plain = number.replace("§", "")
+        assert (f"{cell}: {plain}" if cell else f"Published: {plain}") in text
     text = shipped_recipes()[f"feddiv/{name}-baselines"]
     for method in ("FedAvg", "FedProx"):
         for number in published(heading, method):
