@@ -11,6 +11,7 @@ from fedsieve.losses import (
     cross_entropy,
     kl,
     proximal,
+    sieving_loss,
     soft_cross_entropy,
     symmetric_cross_entropy,
 )
@@ -28,6 +29,24 @@ def test_cross_entropy() -> None:
     values = cross_entropy(tensor(LOGITS), torch.tensor(LABELS))
     np.testing.assert_allclose(values, expected, rtol=1e-6)
     assert values[1].item() == pytest.approx(np.log(3))  # equal logits
+
+
+def test_the_bounded_sieving_loss_is_softmax_twice() -> None:
+    p = softmax(LOGITS, axis=1)
+    expected = np.log(np.exp(p).sum(axis=1)) - p[np.arange(4), LABELS]
+    found = sieving_loss(tensor(LOGITS), torch.tensor(LABELS), "bounded")
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    plain = sieving_loss(tensor(LOGITS), torch.tensor(LABELS), "cross_entropy")
+    np.testing.assert_allclose(plain, -np.log(p[np.arange(4), LABELS]), rtol=1e-5)
+
+
+def test_the_bounds_of_the_bounded_sieving_loss() -> None:
+    """p_y = 1 gives ln(9 + e) − 1, and p_y = 0 with another class certain ln(9 + e)."""
+    z = torch.full((1, 10), -50.0)
+    z[0, 3] = 50.0
+    lowest, highest = (float(sieving_loss(z, torch.tensor([y]), "bounded")[0]) for y in (3, 4))
+    assert lowest == pytest.approx(np.log(9 + np.e) - 1)
+    assert highest == pytest.approx(np.log(9 + np.e))
 
 
 def test_soft_cross_entropy() -> None:

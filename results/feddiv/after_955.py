@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsieve.local.bench import EagerBench
+from fedsieve.losses import SievingLoss, sieving_loss
 from fedsieve.methods import feddiv
 from fedsieve.scenes import load_scene
 from fedsieve.sieve.gmm import clean_posterior
@@ -56,7 +57,7 @@ def filters(
     logits: list[Tensor],
     given: list[Tensor],
     right: list[Tensor],
-    loss: feddiv.FilterLoss,
+    loss: SievingLoss,
     weights: feddiv.VarianceWeights,
     iterations: int,
     *,
@@ -64,7 +65,7 @@ def filters(
 ) -> None:
     """Noise levels after local filters were fitted and averaged until they stay."""
     cfg = feddiv.Config(filter_loss=loss, variance_weights=weights, em_iterations=iterations)
-    losses = [feddiv.filter_loss(z, y, loss).numpy() for z, y in zip(logits, given, strict=True)]
+    losses = [sieving_loss(z, y, loss).numpy() for z, y in zip(logits, given, strict=True)]
     if scaled:
         losses = [feddiv.scaled(values) for values in losses]
     joint, cache, rng = feddiv.FIRST_FILTER, {}, np.random.default_rng(0)

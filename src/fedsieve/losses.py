@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,11 +15,20 @@ from torch.nn import functional as F
 
 from fedsieve.errors import FedsieveError
 
+SievingLoss: TypeAlias = Literal["cross_entropy", "bounded"]
+"""By which loss a mixture tells wrong labels from right ones."""
+
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """−log softmax(z)_y, for logits z (n, classes) and class numbers y (n,)."""
     _check_rows(logits, labels)
     return F.cross_entropy(logits.float(), labels, reduction="none")
+
+
+def sieving_loss(logits: Tensor, labels: Tensor, kind: SievingLoss) -> Tensor:
+    """CE(z, y), or where "bounded" CE(softmax(z), y) = log Σ_j e^{p_j} − p_y: softmax twice, as in
+    the programs of FedCorr and FedDiv, which keeps the loss in an interval of length 1."""
+    return cross_entropy(logits.softmax(dim=1) if kind == "bounded" else logits, labels)
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

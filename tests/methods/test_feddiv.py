@@ -31,7 +31,7 @@ from benches import (
 from fedsieve.cli.grid import expand
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Batch, Sgd, schedule
-from fedsieve.methods import fedavg, feddiv
+from fedsieve.methods import fedavg, fedcorr, feddiv
 from fedsieve.methods.contract import Federation
 from fedsieve.methods.feddiv import (
     FIRST_FILTER,
@@ -112,27 +112,6 @@ def test_a_bad_setting_is_named(setting: Mapping[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------- losses for the filter
-
-
-def test_the_bounded_loss_is_softmax_twice() -> None:
-    z, y = draw(1)
-    p = softmax(z)
-    expected = np.log(np.exp(p).sum(axis=1)) - p[np.arange(6), y]
-    found = feddiv.filter_loss(f32(z), torch.tensor(y), "bounded")
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    plain = feddiv.filter_loss(f32(z), torch.tensor(y), "cross_entropy")
-    np.testing.assert_allclose(plain, -np.log(p[np.arange(6), y]), rtol=1e-5)
-
-
-def test_the_bounds_of_the_bounded_loss() -> None:
-    """p_y = 1 gives ln(9 + e) − 1, and p_y = 0 with another class certain ln(9 + e)."""
-    z = torch.full((1, 10), -50.0)
-    z[0, 3] = 50.0
-    lowest, highest = (
-        float(feddiv.filter_loss(z, torch.tensor([y]), "bounded")[0]) for y in (3, 4)
-    )
-    assert lowest == pytest.approx(math.log(9 + math.e) - 1)
-    assert highest == pytest.approx(math.log(9 + math.e))
 
 
 def test_losses_are_scaled_to_the_clients_own_range() -> None:
@@ -331,17 +310,6 @@ def test_the_bias_moves_towards_the_mean_prediction() -> None:
 
 def a_batch(weight: Tensor | None = None, **values: Tensor) -> Batch:
     return Batch(values, {}, weight)
-
-
-@given(seed=st.integers(0, 1000), lam=st.floats(0, 1))
-@settings(max_examples=25, deadline=None)
-def test_mixup_is_the_cross_entropy_against_the_mixed_label(seed: int, lam: float) -> None:
-    z, y = draw(seed)
-    others = y[::-1].copy()
-    soft = lam * np.eye(4)[y] + (1 - lam) * np.eye(4)[others]
-    expected = -(soft * np.log(softmax(z))).sum(axis=1)
-    found = feddiv.mixed_cross_entropy(f32(z), torch.tensor(y), torch.tensor(others), f32(lam))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_uniform_prior_is_the_divergence_from_uniform_to_the_mean_prediction() -> None:
@@ -567,19 +535,6 @@ def test_every_step_has_its_own_lambda_and_pairing() -> None:
     assert ((lam >= 0) & (lam <= 1)).all()
     _, _, _, unmixed = train(PLAIN, shard, down_with(warm_up=True))
     assert unmixed.plans[0].per_step["lam"].tolist() == [1.0] * 18
-
-
-def test_mixups_lambda_is_beta_distributed() -> None:
-    """Beta(α, α) has mean ½ and variance 1/(4(2α + 1)): ¹⁄₂₀ for α = 2."""
-    shard = make_shard(wrong=0)
-    sgd = replace(SGD, epochs=300)
-    plan = feddiv._plan(
-        Config(mixup_alpha=2.0), seeing(1), shard.images, shard.labels, sgd, Streams(1, 1, 1)
-    )
-    lam = plan.per_step["lam"].numpy()
-    assert len(lam) == 1800
-    assert lam.mean() == pytest.approx(0.5, abs=0.02)
-    assert lam.var() == pytest.approx(1 / 20, rel=0.1)
 
 
 # ------------------------------------------------------------------------- a round with a filter
@@ -964,7 +919,8 @@ def feddiv_runs(name: str) -> dict[str, tuple[Recipe, Config]]:
 
 def test_there_is_a_recipe_for_each_table() -> None:
     shipped = {n.removeprefix("feddiv/") for n in shipped_recipes() if n.startswith("feddiv/")}
-    assert shipped == set(CELLS) | {f"{table}-baselines" for table in BASELINES}
+    others = {f"{table}-{kind}" for table in BASELINES for kind in ("baselines", "fedcorr")}
+    assert shipped == set(CELLS) | others
     assert {name: len(recipes_of(name)) for name in CELLS} == CELLS
     for table, count in BASELINES.items():
         runs = recipes_of(f"{table}-baselines")
@@ -974,6 +930,21 @@ def test_there_is_a_recipe_for_each_table() -> None:
         for cell, recipe in runs.items():
             assert recipe.scene == scenes[cell.partition("-")[2]]
             assert recipe.rounds == 1000
+
+
+@pytest.mark.parametrize("table", list(BASELINES))
+def test_fedcorr_has_the_same_scenes_solver_and_rounds(table: str) -> None:
+    """T_1 walks as FedDiv's T_wu, and T_2 and T_3 of its later rounds."""
+    fine_tuning, usual = (500, 450) if table in ("table1", "table2") else (450, 450)
+    found, ours = recipes_of(f"{table}-fedcorr"), feddiv_runs(table)
+    assert list(found) == list(ours)
+    for cell, recipe in found.items():
+        theirs, cfg = ours[cell]
+        method = fedcorr.Config(
+            preset="authors", iterations=cfg.warmup_passes, fine_tuning_rounds=fine_tuning
+        )
+        assert recipe == replace(theirs, name=f"feddiv-{table}-fedcorr", method=method)
+        assert recipe.rounds == cfg.warmup_passes * recipe.scene.clients + fine_tuning + usual
 
 
 TABLE_8: Mapping[str, tuple[int, str, int, float, int, int, int]] = {
@@ -1058,6 +1029,10 @@ def test_the_headers_of_the_tables_give_the_published_numbers(number_of_table: i
     text = shipped_recipes()[f"feddiv/{name}"]
     for cell, number in zip(recipes_of(name), published(heading, "FedDiv (Ours)"), strict=True):
         assert (f"{cell}: {number}" if cell else f"Published: {number}") in text
+    text = shipped_recipes()[f"feddiv/{name}-fedcorr"]
+    for cell, number in zip(recipes_of(name), published(heading, "FedCorr"), strict=True):
+        plain = number.replace("§", "")
+        assert (f"{cell}: {plain}" if cell else f"Published: {plain}") in text
     text = shipped_recipes()[f"feddiv/{name}-baselines"]
     for method in ("FedAvg", "FedProx"):
         for number in published(heading, method):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -315,8 +315,12 @@ def test_a_further_network_is_heard_wherever_the_global_model_is_tried(
     assert_same_weights(*weights)
 
 
-SETTINGS = {"feddiv": {"warmup_passes": 0}, **NEEDED}
-"""What these methods are not tried without; in a walk of FedDiv's, rounds ask one client each."""
+SETTINGS: dict[str, Mapping[str, Any]] = {
+    **NEEDED,
+    "feddiv": {"warmup_passes": 0},
+    "fedcorr": {"iterations": 1, "walk_clients": 6, "fine_tuning_rounds": 0},
+}
+"""What these methods are not tried without: no rounds that ask one client each."""
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

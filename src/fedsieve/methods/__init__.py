@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from fedsieve.config import unknown_key
 from fedsieve.errors import FedsieveError
-from fedsieve.methods import fedavg, fedcoteaching, feddiv, fedes, fedgr, fedlsr, fedprox, fedsce
+from fedsieve.methods import (
+    fedavg,
+    fedcorr,
+    fedcoteaching,
+    feddiv,
+    fedes,
+    fedgr,
+    fedlsr,
+    fedprox,
+    fedsce,
+)
 from fedsieve.methods.contract import Method
 
 METHODS: dict[str, Method] = {
     m.METHOD.name: m.METHOD
-    for m in (fedavg, fedprox, fedsce, fedcoteaching, fedgr, fedlsr, fedes, feddiv)
+    for m in (fedavg, fedprox, fedsce, fedcoteaching, fedcorr, fedgr, fedlsr, fedes, feddiv)
 }
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsieve.local.bench import Bench
-from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
+from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,3 +196,14 @@ class Method:
 def choose_uniformly(clients: int, count: int, rng: np.random.Generator) -> tuple[ClientId, ...]:
     """`count` distinct clients, every set equally likely, in ascending order."""
     return tuple(sorted(rng.choice(clients, size=min(count, clients), replace=False).tolist()))
+
+
+def choose_in_turn(
+    clients: int, rounds_per_pass: int, round: int, seed: int
+) -> tuple[ClientId, ...]:
+    """Who is asked in a round of a warm-up in which each pass of so many rounds asks every client
+    once, in random order; in ascending order."""
+    number, position = divmod(round, rounds_per_pass)
+    # The order belongs to the pass: each of its rounds draws the same one and takes its part.
+    order = rng_for(seed, number, SERVER, "warm-up order").permutation(clients)
+    return tuple(sorted(np.array_split(order, rounds_per_pass)[position].tolist()))

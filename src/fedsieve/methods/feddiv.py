@@ -16,7 +16,7 @@ J. Li, G. Li, H. Cheng, Z. Liao, Y. Yu,
     p̂_k, ξ, m              Client.bias, Config.xi, Config.bias_momentum
     F(x), ỹ                debiased and its argmax
     D̄_k, D̂_k               agreement on Lesson.offered, Learnt.chosen
-    L_mix, α; L_reg, η     mixed_cross_entropy, Config.mixup_alpha; uniform_prior, Config.eta
+    L_mix, α; L_reg, η     mixed_loss, Config.mixup_alpha; uniform_prior, Config.eta
 
 Warm-up: the model walks from client to client, each once per pass, and trains with MixUp on the
 given labels; a walk of K clients is K rounds of one client. Afterwards, a round at a client: the
@@ -56,19 +56,26 @@ from torch import Tensor
 from fedsieve.aggregate import weighted_mean
 from fedsieve.errors import check
 from fedsieve.local.bench import Bench
-from fedsieve.local.plan import Batch, Fitted, Net, Plan, Sgd, count_steps
-from fedsieve.losses import cross_entropy
+from fedsieve.local.plan import Batch, Fitted, Net, Plan, Sgd
+from fedsieve.losses import SievingLoss, sieving_loss
 from fedsieve.methods import contract
-from fedsieve.methods.contract import Federation, Method, Sieved, Suspicion, choose_uniformly
+from fedsieve.methods.contract import (
+    Federation,
+    Method,
+    Sieved,
+    Suspicion,
+    choose_in_turn,
+    choose_uniformly,
+)
+from fedsieve.methods.mixup import draw_mixing, mixed, mixed_loss
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.sieve.gmm import Mixture, clean_posterior, fit_mixture, refit_mixture
-from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
+from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights, rng_for
 
 # ------------------------------------------------------------------------------ hyper-parameters
 
 Preset: TypeAlias = Literal["paper", "authors"]
 FilterKind: TypeAlias = Literal["federated", "degraded", "local"]
-FilterLoss: TypeAlias = Literal["cross_entropy", "bounded"]
 VarianceWeights: TypeAlias = Literal["share", "squared_share"]
 Consistency: TypeAlias = Literal["each_epoch", "previous_participation"]
 BiasFrom: TypeAlias = Literal["all", "confident"]
@@ -83,7 +90,7 @@ class Switches:
     zeta: float
     xi: float
     bias_momentum: float
-    filter_loss: FilterLoss
+    filter_loss: SievingLoss
     em_iterations: int
     variance_weights: VarianceWeights
     consistency: Consistency
@@ -169,7 +176,7 @@ class Config(contract.Config):
     """ξ, strength of the de-biasing (at least 0; 0 is the ablation "w/o PCS.debias")."""
     bias_momentum: float | None = None
     """m, what p̂_k keeps of itself in a participation (in [0, 1])."""
-    filter_loss: FilterLoss | None = None
+    filter_loss: SievingLoss | None = None
     """The loss that filters see: the cross entropy (Eq. 2), or "bounded", the cross entropy of
     softmax(softmax(z)), which is close to 1 − p_y once scaled (the program applies softmax
     twice)."""
@@ -330,10 +337,7 @@ def select(cfg: Config, server: Server, round: int, rng: Streams) -> tuple[Clien
     """
     federation = server.federation
     if in_warm_up(cfg, federation, round):
-        number, position = divmod(round, federation.clients)
-        # The order belongs to the pass: each of its rounds draws the same one and takes its client.
-        order = rng_for(rng.seed, number, SERVER, "warm-up order").permutation(federation.clients)
-        return (int(order[position]),)
+        return choose_in_turn(federation.clients, federation.clients, round, rng.seed)
     return choose_uniformly(federation.clients, federation.per_round, rng("select"))
 
 
@@ -568,22 +572,13 @@ class EpochStreams(Streams):
 def _plan(
     cfg: Config, weights: Weights, images: Tensor, labels: Tensor, sgd: Sgd, rng: Streams
 ) -> Plan:
-    """Training on these samples. Each step has its λ, and keys whose order pairs the samples: the
-    first B of them suit a batch of any size B."""
-    steps, draws = count_steps(len(images), sgd), rng("mixup")
-    lam, alpha = np.ones(steps), cfg.mixup_alpha
-    if alpha > 0:
-        lam = draws.beta(alpha, alpha, size=steps)
-    keys = draws.random((steps, sgd.batch_size))
+    """Training with MixUp on these samples."""
     return Plan(
         start=[weights],
         images=images,
         views={"x": "weak"},
         columns={"label": labels},
-        per_step={
-            "lam": torch.from_numpy(lam.astype(np.float32)).to(images.device),
-            "keys": torch.from_numpy(keys.astype(np.float32)).to(images.device),
-        },
+        per_step=draw_mixing(len(images), sgd, cfg.mixup_alpha, rng("mixup"), images.device),
         loss=partial(local_loss_after_pass if cfg.unmixed_pass else local_loss, cfg.eta),
         sgd=sgd,
         rng=rng,
@@ -642,11 +637,6 @@ LEAST_BIAS = 1e-6
 """p̂_c as the logarithm of Eq. 9 sees it: a class that a client never predicts would win there."""
 
 
-def filter_loss(logits: Tensor, labels: Tensor, kind: FilterLoss) -> Tensor:
-    """(n,) ℓ of Eq. 2: CE(z, y), or CE(softmax(z), y) = log Σ_j e^{p_j} − p_y where "bounded"."""
-    return cross_entropy(logits.softmax(dim=1) if kind == "bounded" else logits, labels)
-
-
 def scaled(losses: NDArray[np.float32]) -> NDArray[np.float32]:
     """(n,) (ℓ − min)/(max − min), or 0 where all are equal; one that is not finite becomes 1."""
     finite = np.isfinite(losses)
@@ -668,7 +658,7 @@ def fitted_mixture(cfg: Config, losses: NDArray[np.float32], start: Filter | Non
 
 def local_filter(cfg: Config, logits: Tensor, labels: Tensor, start: Filter) -> Filter:
     """W_k^(t) from the trained model's logits; `start` where that model has diverged."""
-    losses = filter_loss(logits, labels, cfg.switches.filter_loss).numpy(force=True)
+    losses = sieving_loss(logits, labels, cfg.switches.filter_loss).numpy(force=True)
     if not np.isfinite(losses).all():
         return start
     mixture = fitted_mixture(cfg, scaled(losses), start)
@@ -678,7 +668,7 @@ def local_filter(cfg: Config, logits: Tensor, labels: Tensor, start: Filter) -> 
 def clean_probability(cfg: Config, logits: Tensor, labels: Tensor, joint: Filter | None) -> Tensor:
     """Eq. 6: (n,) the posterior of the clean component; without a joint filter that of a mixture of
     these losses alone."""
-    losses = scaled(filter_loss(logits, labels, cfg.switches.filter_loss).numpy(force=True))
+    losses = scaled(sieving_loss(logits, labels, cfg.switches.filter_loss).numpy(force=True))
     mixture = fitted_mixture(cfg, losses, None) if joint is None else joint.mixture
     posterior = clean_posterior(mixture, losses).astype(np.float32)
     return torch.from_numpy(posterior).to(logits.device)
@@ -710,11 +700,6 @@ def updated_bias(bias: Tensor, logits: Tensor, counted: Tensor, momentum: float)
     return torch.where(counted.any(), momentum * bias + (1 - momentum) * mean, bias)
 
 
-def mixed_cross_entropy(logits: Tensor, labels: Tensor, others: Tensor, lam: Tensor) -> Tensor:
-    """Eq. 13: (B,) λ·CE(z, y_i) + (1 − λ)·CE(z, y_j), for z of λx_i + (1 − λ)x_j."""
-    return lam * cross_entropy(logits, labels) + (1 - lam) * cross_entropy(logits, others)
-
-
 def uniform_prior(batch: Batch, logits: Tensor) -> Tensor:
     """Eq. 14: Σ_c (1/C)·log((1/C)/q_c), q the batch's mean prediction, from log-probabilities, so
     that a class of which nothing is left has a finite loss and gradient."""
@@ -727,11 +712,10 @@ def uniform_prior(batch: Batch, logits: Tensor) -> Tensor:
 
 
 def local_loss(eta: float, batch: Batch, net: Net) -> Tensor:
-    """Eq. 15: L_mix + η·L_reg on x̃ = λx_i + (1 − λ)x_j, j a random order of the batch."""
-    x, labels, lam = batch["x"], batch["label"], batch["lam"]
-    order = batch["keys"][: len(labels)].argsort(stable=True)
-    logits = net(lam * x + (1 - lam) * x[order]).logits
-    loss = batch.mean(mixed_cross_entropy(logits, labels, labels[order], lam))
+    """Eq. 15: L_mix (Eq. 13) + η·L_reg on x̃ = λx_i + (1 − λ)x_j, j a random order of the batch."""
+    x, others = mixed(batch)
+    logits = net(x).logits
+    loss = mixed_loss(batch, others, logits)
     return loss + eta * uniform_prior(batch, logits) if eta > 0 else loss
 
 

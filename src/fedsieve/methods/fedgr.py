@@ -55,11 +55,18 @@ from fedsieve.local.bench import Bench
 from fedsieve.local.plan import Batch, Ema, Net, Plan
 from fedsieve.losses import cross_entropy, kl
 from fedsieve.methods import contract
-from fedsieve.methods.contract import Federation, Method, Sieved, Suspicion, choose_uniformly
+from fedsieve.methods.contract import (
+    Federation,
+    Method,
+    Sieved,
+    Suspicion,
+    choose_in_turn,
+    choose_uniformly,
+)
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.packed import in_step, like
 from fedsieve.sieve.gmm import Mixture, clean_posterior, fit_mixture
-from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, rng_for
+from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 
 # ------------------------------------------------------------------------------ hyper-parameters
 
@@ -384,11 +391,7 @@ def select(cfg: Config, server: Server, round: int, rng: Streams) -> tuple[Clien
     federation = server.federation
     in_warm_up = round < warm_up_rounds(cfg, federation)
     if in_warm_up and cfg.warmup_sampling == "without_replacement":
-        length = rounds_per_pass(federation)
-        number, position = divmod(round, length)
-        # The order belongs to the pass: each of its rounds draws the same one and takes its part.
-        order = rng_for(rng.seed, number, SERVER, "warm-up order").permutation(federation.clients)
-        return tuple(sorted(np.array_split(order, length)[position].tolist()))
+        return choose_in_turn(federation.clients, rounds_per_pass(federation), round, rng.seed)
     return choose_uniformly(federation.clients, federation.per_round, rng("select"))
 
 
