@@ -31,9 +31,9 @@ iteration what the server will make of it, so every client fits the mixture to i
 the share of the larger ones; if it is found clean, 0 counts instead. A client without a dimension
 (fewer than three samples, or all predictions equal) counts as clean; the score of one that missed
 an iteration is scaled up to all of them. If no client is trusted, those of least δ̂_k are fine-tuned
-on. The mixtures are scikit-learn's in start, update and stopping rule, and a client or sample is
-noisy if its posterior says so. Differences between paper and program are switches with presets
-(`PRESETS`).
+on. A mixture starts at the best split into two, where scikit-learn's starts at a random one, and
+has its update and stopping rule; a client or sample is noisy if its posterior says so. Differences
+between paper and program are switches with presets (`PRESETS`).
 """
 
 from __future__ import annotations
