@@ -4,14 +4,14 @@ N. Wu, L. Yu, X. Jiang, K.-T. Cheng, Z. Yan, "FedNoRo: Towards Noise-Robust Fede
 Addressing Class Imbalance and Label Noise Heterogeneity", IJCAI 2023.
 
     paper             here
-    T_1, T            Config.warmup_rounds, the recipe's rounds
+    T_1               Config.warmup_rounds
     w^t               Server.weights, Down.weights
     w_k, N_k          Up.weights, Up.samples
     π_k               class_shares
     l_k^c             Up.class_losses
     S_n, S_c          Server.noisy, and the other clients
     λ                 ramp, Down.distillation
-    f_G, T            the frozen net of distilled_loss, Config.temperature
+    f_G, τ            the frozen net of distilled_loss, Config.temperature
     D(k)              distances
 
 Stage 1: FedAvg, whose cross entropy is of logits to which each client adds the logarithm of its own
@@ -105,7 +105,7 @@ class Config(contract.Config):
     """The largest λ, weight of what the global model says (in [0, 1]; paper 0.8; 0 teaches
     nobody)."""
     temperature: float = 0.8
-    """T, what divides the logits of the teaching model (above 0; paper 0.8)."""
+    """τ, what divides the logits of the teaching model (above 0; paper 0.8)."""
     ramp_from: int = 10
     """The round up to which λ is e⁻⁵ of its largest value; rounds count from 0 (at least 0; 10)."""
     ramp_to: int = 49
@@ -348,7 +348,7 @@ def adjusted_logits(batch: Batch, net: Net) -> Tensor:
 
 
 def distilled_loss(temperature: float, batch: Batch, net: Net, teacher: Net) -> Tensor:
-    """λ·KL(softmax(f_G(x)/T) ‖ softmax(f(x) + log π_k)) + (1 − λ)·CE(f(x) + log π_k, ŷ)."""
+    """λ·KL(softmax(f_G(x)/τ) ‖ softmax(f(x) + log π_k)) + (1 − λ)·CE(f(x) + log π_k, ŷ)."""
     logits, share = adjusted_logits(batch, net), batch.scalar("distillation")
     taught = divergence(teacher(batch["x"]).logits, logits, temperature)
     given = cross_entropy(logits, batch["label"])
@@ -356,7 +356,7 @@ def distilled_loss(temperature: float, batch: Batch, net: Net, teacher: Net) -> 
 
 
 def divergence(teacher_logits: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    """(B,) Σ_c p_c (log p_c − log q_c), p = softmax(teacher/T), q = softmax(logits).
+    """(B,) Σ_c p_c (log p_c − log q_c), p = softmax(teacher/τ), q = softmax(logits).
 
     Where q_c = 0, as in a class that the client has not, 0 takes the place of log q_c.
     """
