@@ -312,6 +312,13 @@ def test_distances_by_hand() -> None:
     assert fednoro.distance("per_tensor", one, other) == pytest.approx(17)
 
 
+def test_models_that_went_astray_have_a_finite_distance() -> None:
+    """Its square is none of float32's numbers."""
+    far = up_with(3e30, 4e30, 0.0).weights
+    found = fednoro.distance("euclidean", far, up_with(0.0, 0.0, 0.0).weights)
+    assert found == pytest.approx(5e30)
+
+
 NOISY = {0: False, 1: True, 2: False, 3: True}
 UPS = {
     0: up_with(0.0, 0.0, 0.0, samples=10),

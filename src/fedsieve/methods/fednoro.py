@@ -450,7 +450,8 @@ def distance(kind: Distance, one: Weights, other: Weights) -> float:
     """‖one − other‖ over all weights, or the sum of that over the tensors."""
     check_alike(one, other, "an update", "another update of the round")
     differences = torch._foreach_sub(list(one.values()), [other[name] for name in one])
-    norms = torch.stack(torch._foreach_norm(differences)).double()
+    # In double precision, so that models that are far apart have a finite distance.
+    norms = torch.stack(torch._foreach_norm(differences, dtype=torch.float64))
     return float(norms.sum() if kind == "per_tensor" else norms.norm())
 
 
