@@ -19,7 +19,7 @@ import pytest
 from fedsieve.cli.grid import expand
 from fedsieve.cli.recipes import first_comment
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import fedavg, fedcorr, fedcoteaching, fedgr, fedprox
+from fedsieve.methods import fedavg, fedcorr, fedcoteaching, fedgr, fednoro, fedprox
 from fedsieve.methods.contract import Config as MethodConfig
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import (
@@ -80,6 +80,10 @@ FEDCORR = {
 }
 """Its three stages: with a walk counted as ten rounds they add up to 500, and the second and third
 are as 500 to 450 or as one to one."""
+FEDNORO = {
+    "cifar10": fednoro.Config(preset="authors", warmup_rounds=100),
+    "cifar100": fednoro.Config(preset="authors", warmup_rounds=100, covariance="diagonal"),
+}
 KINDS: tuple[Literal["symmetric", "asymmetric", "mixed"], ...] = (
     "symmetric",
     "asymmetric",
@@ -166,6 +170,12 @@ def tables_1_and_2() -> dict[str, dict[str, Recipe]]:
             f"FL-Coteaching-{column}": as_baseline(
                 cifar(name, source, partition, noise), coteaching(noise)
             )
+            for column, noise in columns.items()
+            if column != "clean"
+        }
+        name = f"table{table}-{p}-fednoro"
+        files[name] = {
+            column: as_baseline(cifar(name, source, partition, noise), FEDNORO[source])
             for column, noise in columns.items()
             if column != "clean"
         }
@@ -319,8 +329,8 @@ def runs(file: str) -> dict[str, Recipe]:
 def test_there_is_a_file_for_every_published_setting_and_no_other() -> None:
     assert sorted(FILES) == sorted(EXPECTED)
     found = sum(map(len, tables_1_and_2().values()))
-    others = "FedGR, FedAvg, FedProx, FedCorr; FL-Coteaching on wrong labels"
-    assert found == 2 * 2 * (7 * 4 + 6), others
+    others = "FedGR, FedAvg, FedProx, FedCorr; FL-Coteaching and FedNoRo on wrong labels"
+    assert found == 2 * 2 * (7 * 4 + 6 * 2), others
     assert sum(map(len, table_3().values())) == 2 * 4
     assert sum(map(len, tables_4_to_7().values())) == 4 * 4 * 6
     assert [len(found) for found in memorisation_study().values()] == [24, 12, 8, 2]
@@ -428,10 +438,14 @@ def test_the_header_of_a_column_gives_the_published_number(table: int, partition
         assert f"# Published: {number.replace('±', ' ± ')}, " in FILES[file]
 
 
+@pytest.mark.parametrize("method", ["FL-Coteaching", "FedNoRo"])
 @pytest.mark.parametrize(("table", "partition"), list(product(SOURCE_OF, PARTITIONS)))
-def test_the_header_of_coteaching_gives_its_published_row(table: int, partition: str) -> None:
-    clean, *numbers = published(table, partition, "FL-Coteaching").values()
-    text = FILES[f"table{table}-{partition}-coteaching"].partition("\nname = ")[0]
+def test_the_header_of_wrong_labels_alone_gives_its_row(
+    table: int, partition: str, method: str
+) -> None:
+    clean, *numbers = published(table, partition, method).values()
+    file = f"table{table}-{partition}-{method.lower().removeprefix('fl-')}"
+    text = FILES[file].partition("\nname = ")[0]
     assert clean == "–"
     assert re.findall(r"\d\d\.\d\d ± \d\.\d\d", text) == [n.replace("±", " ± ") for n in numbers]
 

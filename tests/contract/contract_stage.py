@@ -31,6 +31,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
     "fedes": {"pretrain_rounds": 2},
     "feddiv": {"warmup_passes": 0},  # a pass of its warm-up is as many rounds as there are clients
     "fedcorr": {"iterations": 1, "walk_clients": 6, "fine_tuning_rounds": 0},
+    "fednoro": {"warmup_rounds": 0, "ramp_from": 0, "ramp_to": 2},
 }
 """Settings with which three short rounds see all phases of a method; others need none."""
 

@@ -79,7 +79,7 @@ class Batch:
         return self.values[name]
 
     def scalar(self, name: str) -> Tensor:
-        """The constant number `name` as a 0-d tensor."""
+        """The constant number `name` as a 0-d tensor; a constant tensor is left as it is."""
         value = self.constants[name]
         assert isinstance(value, Tensor)
         return value
