@@ -14,12 +14,13 @@ from fedsieve.methods import (
     fedlsr,
     fedprox,
     fedsce,
+    rofl,
 )
 from fedsieve.methods.contract import Method
 
 METHODS: dict[str, Method] = {
     m.METHOD.name: m.METHOD
-    for m in (fedavg, fedprox, fedsce, fedcoteaching, fedcorr, fedgr, fedlsr, fedes, feddiv)
+    for m in (fedavg, fedprox, fedsce, fedcoteaching, rofl, fedcorr, fedgr, fedlsr, fedes, feddiv)
 }
 
 
