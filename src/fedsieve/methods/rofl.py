@@ -28,20 +28,18 @@ Deviations, and what was not known. The paper's own text was not at hand; its fo
 (Eq. 5) and a public program show them. That program calls itself unofficial, so its preset is
 "public" and not "authors". Where it errs, and there are no switches for it:
 
-- λ_cen has no value there from round T_pl on, so that it stops. Here it is then λ_cen.
-- Its f_G begins as random numbers, by whose similarities the first centroids are weighed. Here a
-  centroid that the server does not have is the plain mean of those that clients send.
-- A class that no client of the first round holds has 0/0 there, which is NaN. Here an unknown
-  centroid is a row of zeros. A client takes the mean features of its own samples with that label
-  in its place, as all clients do in the first round.
-- It scales one share of the centroids to weights that may sum to almost 0. Here a centroid stays
-  as it is where they sum to less than `LEAST_SIMILARITY`.
-- A last, smaller batch fails there unless it is full; its picked share may be no sample. Here at
-  least one sample is picked, and padding never.
+- From round T_pl on its λ_cen has no value, so that it stops. Here it is λ_cen then.
+- Its f_G begins as random numbers, and the first centroids are weighed by their similarity to
+  these. Here a centroid that the server does not have is the plain mean of those that it is sent.
+- The centroid of a class that no client of the first round holds is 0/0 there. Here an unknown
+  centroid is a row of zeros; a client begins with the mean features of its samples of that label,
+  as all clients do in the first round.
+- The similarities that clients' centroids are averaged by may be negative, and sum to almost 0.
+  They keep their signs, but where the sum is below `LEAST_SIMILARITY` a centroid stays as it is.
+- Of a small last batch it may pick no sample, whose mean loss is NaN. Here it is at least one.
 
-Clients' models are averaged by their samples, in the program without weights. The forget rate
-grows as in `fedcoteaching`, the program's reaches its end a round earlier. Where the program and
-the paper's intention differ in a way that a researcher may want to see, there is a switch.
+Models are averaged by the clients' samples, there without weights. The forget rate grows as in
+`fedcoteaching`; there it comes to its end one round earlier.
 """
 
 from __future__ import annotations
