@@ -360,7 +360,8 @@ def own_sieve(client: Client) -> Sieved | None:
     """A label is believed if its centroid is the nearest one, before the client trains."""
     if client.p_clean is None:
         return None
-    return Sieved(1 - float(client.p_clean.sum()) / max(1, len(client.p_clean)), client.p_clean)
+    doubted = int((client.p_clean == 0).sum())
+    return Sieved(doubted / max(1, len(client.p_clean)), client.p_clean)
 
 
 METHOD = replace(
