@@ -239,9 +239,14 @@ class Uncaptured(EagerBench):
 
 
 def test_a_step_that_would_be_captured_carries_as_the_plain_loop_does() -> None:
-    setup, device = a_setup(side=8), torch.device("cpu")
+    setup, device = a_setup("small", 8), torch.device("cpu")
     plan = a_plan(40, 8, device="cpu", views={"x": "raw"}, loss=steadied_loss)
-    plan = replace(plan, carried=to_carry("cpu", 0.5), sgd=replace(GENTLE, batch_size=20))
+    plan = replace(
+        plan,
+        start=[read_weights(make_model("small", 8))],
+        carried=to_carry("cpu", 0.5),
+        sgd=replace(GENTLE, batch_size=20),
+    )
     eager = EagerBench(setup, device).fit(plan)
     assert eager.steps == 4
     rows = np.stack(schedule(40, plan.sgd, plan.rng("batches")).rows)

@@ -26,7 +26,9 @@ more that are similar to its own.
 
 Deviations, and what was not known. The paper's own text was not at hand; its formulas are as FedLSR
 (Eq. 5) and a public program show them. That program calls itself unofficial, so its preset is
-"public" and not "authors". Where it errs, and there are no switches for it:
+"public" and not "authors". It detaches the features before L_cen, which so has no gradient, sums
+L_cen over samples where the other parts are means, and labels augmented images: these are switches.
+What else it does in another way:
 
 - From round T_pl on its λ_cen has no value, so that it stops. Here it is λ_cen then.
 - Its f_G begins as random numbers, and the first centroids are weighed by their similarity to
