@@ -166,8 +166,9 @@ def test_a_loss_carries_what_its_plan_does() -> None:
         (Stepped(loss, kept), {}),
         (Stepped(loss, kept), {"other": torch.zeros(3)}),
         (Stepped(loss, kept), {"m": torch.zeros(1)}),
+        (Stepped(loss, kept), {"m": torch.zeros(3, dtype=torch.int64)}),
     ):
-        with pytest.raises(AssertionError, match="a loss carries"):
+        with pytest.raises(AssertionError, match="a plan carries"):
             stepped(found, carried)
 
 

@@ -117,9 +117,11 @@ recognised."""
 def stepped(found: Tensor | Stepped, carried: Mapping[str, Tensor]) -> Stepped:
     """What a loss returned, of which the step before had `carried` these tensors over."""
     result = found if isinstance(found, Stepped) else Stepped(found, {})
-    assert {n: t.shape for n, t in result.carried.items()} == {
-        n: t.shape for n, t in carried.items()
-    }, f"a loss carries {sorted(result.carried)} over, its plan {sorted(carried)}, or other shapes"
+    before, after = (
+        {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        for tensors in (carried, result.carried)
+    )
+    assert before == after, f"a plan carries {before} over, its loss {after}"
     return result
 
 
