@@ -58,7 +58,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsieve.aggregate import weighted_mean
-from fedsieve.errors import check
+from fedsieve.errors import FedsieveError, check
 from fedsieve.local.bench import Bench
 from fedsieve.local.plan import Batch, Net, Stepped
 from fedsieve.losses import cross_entropy
@@ -183,8 +183,8 @@ class Up:
     weights: Weights
     samples: int
     centroids: Tensor
-    """f_k, (classes, d): the mean features of each class among the samples that the client trusts,
-    followed from step to step; as received for a class that the client does not hold."""
+    """f_k, (classes, d): about the mean features of each class, of samples with small losses; as
+    received for a class that the client does not hold."""
 
 
 # ---------------------------------------------------------------------------------------- server
@@ -259,12 +259,11 @@ def train(
     switches = cfg.switches
     images = bench.view(switches.evaluation_view, shard.images, rng("evaluation view"))
     features, logits = bench.forward(down.weights, images)
-    check(
-        features is not None,
-        "RoFL compares features with centroids, so it needs a model that returns features: let "
-        "yours return (features, logits).",
-    )
-    assert features is not None
+    if features is None:
+        raise FedsieveError(
+            "RoFL compares features with centroids, so it needs a model that returns features: let "
+            "yours return (features, logits)."
+        )
     centroids = first_centroids(down.centroids, features, shard)
     confident = nearest(features, centroids) == shard.labels
     plan = replace(
