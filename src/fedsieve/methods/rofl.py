@@ -72,7 +72,7 @@ from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 # ------------------------------------------------------------------------------ hyper-parameters
 
 Preset: TypeAlias = Literal["paper", "public"]
-Total: TypeAlias = Literal["mean", "sum"]
+Total: TypeAlias = Literal["sum", "mean"]
 EvaluationView: TypeAlias = Literal["raw", "weak"]
 
 
