@@ -24,7 +24,10 @@ from fedsieve.scenes import Scene, SceneConfig, fingerprint_of
 from fedsieve.simulate.directory import METRICS, MODEL, read_lines
 from fedsieve.types import Metrics, Shard, Streams, Weights
 
-NEEDED: Mapping[str, Mapping[str, Any]] = {"fedcoteaching": {"forget_rate": 0.5}}
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "fedcoteaching": {"forget_rate": 0.5},
+    "rofl": {"forget_rate": 0.5},
+}
 """Settings that have no default."""
 
 

@@ -18,7 +18,7 @@ import pytest
 from fedsieve.cli.grid import expand
 from fedsieve.cli.recipes import first_comment
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import fedavg, fedcoteaching, fedlsr, fedsce
+from fedsieve.methods import fedavg, fedcoteaching, fedlsr, fedsce, rofl
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import (
     DataConfig,
@@ -174,6 +174,31 @@ def coteaching() -> dict[str, dict[str, Recipe]]:
     }
 
 
+def robust_fl() -> dict[str, dict[str, Recipe]]:
+    """RoFL's rows of Tables 3 and 6; it forgets the noise's rate."""
+
+    def run(name: str, source: str, column: str, **changes: Any) -> Recipe:
+        rate = NOISES[column].rate
+        assert rate is not None
+        return small(name, source, column, rofl.Config(forget_rate=rate), **changes)
+
+    return {
+        "table3-rofl": {
+            f"{source}-{column}": run("table3-rofl", source, column)
+            for source, column in product(TABLE_2, NOISES)
+        },
+        "table6-rofl": {
+            column: run(
+                "table6-rofl",
+                "fashion-mnist",
+                column,
+                scene=SceneConfig(clients=100, partition=FIVE_CLASSES, noise=NOISES[column]),
+            )
+            for column in ("symmetric0.7", "pairwise0.4")
+        },
+    }
+
+
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "table4": {
         "w/o MixUp prediction": {"prediction": "none"},
@@ -278,6 +303,7 @@ EXPECTED = (
     | table_3()
     | symmetric_ce()
     | coteaching()
+    | robust_fl()
     | tables_4_to_6()
     | table_8()
     | figure_6()
@@ -343,7 +369,10 @@ def test_the_header_of_a_column_gives_both_published_numbers() -> None:
             assert f"# Published: FedAvg {theirs}, FedLSR {ours}, " in header
 
 
-@pytest.mark.parametrize(("place", "file"), [(1, "table3-symmetric-ce"), (2, "table3-coteaching")])
+@pytest.mark.parametrize(
+    ("place", "file"),
+    [(1, "table3-symmetric-ce"), (2, "table3-coteaching"), (3, "table3-rofl")],
+)
 def test_the_header_of_another_method_gives_its_rows(place: int, file: str) -> None:
     section = paper().split("Table 3: Test accuracy on benchmark")[1].split("Table 4")[0]
     rows = published_rows(section)
@@ -371,12 +400,13 @@ def test_the_headers_of_the_other_tables_give_their_numbers() -> None:
     assert found == [numbers for _, numbers in rows]
     assert len(found) == 5
     section = text.split("Table 6: Test accuracy")[1].split("4.5 Potential")[0]
-    fedavg_6, sce_6, coteaching_6, *_, ours_6 = re.findall(
+    fedavg_6, sce_6, coteaching_6, robust_6, *_, ours_6 = re.findall(
         r"Non-IID (\d\d\.\d\d \d\d\.\d\d)", section
     )
     header = " ".join(FILES["table6"].replace("#", "").split())
     assert f"FedAvg {fedavg_6}, Symmetric CE {sce_6}, FedLSR {ours_6}." in header
     assert f"Co-teaching {coteaching_6}.\n" in FILES["table6-coteaching"]
+    assert f"Robust FL {robust_6}.\n" in FILES["table6-rofl"]
     for method, file in (("Symmetric CE", "table7"), ("Co-teaching", "table7-coteaching")):
         joined_7 = re.search(rf"{method} \+ LSR (\S+) \S+ (\S+)", text.replace("(+ ", "(+"))
         assert joined_7 is not None

@@ -17,7 +17,7 @@ from fedsieve.local import compiled as compiled_module
 from fedsieve.local.bench import EagerBench, FrozenNet, LossNet
 from fedsieve.local.compiled import batch_loss, compiled_loss
 from fedsieve.local.flat import Replica
-from fedsieve.local.plan import Fitted, Plan, seed_dropout
+from fedsieve.local.plan import Fitted, Plan, seed_dropout, stepped
 from fedsieve.methods import METHODS
 from fedsieve.methods.contract import Method
 from fedsieve.methods.fedavg import local_loss
@@ -92,10 +92,11 @@ def test_slots_share_one_graph_from_the_images_to_the_loss(
         values = {n: column[rows] for n, column in plan.columns.items()}
         values |= dict.fromkeys(plan.views, plan.images[rows])
         values |= {n: drawn[step % len(drawn)] for n, drawn in plan.per_step.items()}
+        values |= plan.carried
         found: list[tuple[Tensor, ...]] = []
         for loss in (partial(batch_loss, plan.loss), compiled_loss(plan.loss)):
             nets = slot(plan, bench)
-            value = loss(
+            result = loss(
                 tuple(plan.views),
                 values,
                 None,
@@ -104,9 +105,11 @@ def test_slots_share_one_graph_from_the_images_to_the_loss(
                 bench.shift,
                 nets,
             )
+            value, carried = stepped(result, plan.carried)
             model = nets[0]._model
             assert isinstance(model, nn.Module)
-            found.append((value, *torch.autograd.grad(value, list(model.parameters()))))
+            slopes = torch.autograd.grad(value, list(model.parameters()))
+            found.append((value, *slopes, *carried.values()))
         for plain, compiled in zip(*found, strict=True):
             torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
         assert len(graphs) == 1
@@ -120,7 +123,7 @@ def test_slots_that_share_code_drop_by_their_own_generators(
     values = {"x": images, "label": torch.arange(SIZE)}
     one, zero = torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
 
-    def losses(loss: Callable[..., Tensor]) -> list[float]:
+    def losses(loss: Callable[..., Any]) -> list[float]:
         found = []
         for seed in seeds:  # a slot for each
             model = build_model(config, 1, 28, 28, 10, np.random.default_rng(0)).train()

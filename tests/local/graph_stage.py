@@ -38,9 +38,8 @@ def a_setup(name: str = "resnet18", side: int = 16, precision: str = "fp32") -> 
     )
 
 
-def a_plan(n: int = 50, side: int = 16, **changes: object) -> Plan:
+def a_plan(n: int = 50, side: int = 16, device: str = "cuda", **changes: object) -> Plan:
     rng = np.random.default_rng(1)
-    device = torch.device("cuda")
     plan = Plan(
         start=[{k: v.to(device) for k, v in read_weights(make_model(side=side)).items()}],
         images=torch.from_numpy(rng.integers(0, 256, (n, 3, side, side), dtype=np.uint8)).to(

@@ -22,7 +22,7 @@ from benches import (
 )
 from fedsieve.data.sources.digits import load_digits
 from fedsieve.data.views import view_set
-from fedsieve.local.plan import Batch, Ema, Net, Sgd, count_steps
+from fedsieve.local.plan import Batch, Ema, Net, Sgd, Stepped, count_steps
 from fedsieve.types import Outputs, rng_for
 from helpers import assert_same_weights, same_bits
 
@@ -423,3 +423,64 @@ def test_each_step_reads_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
         W, b = W - 0.1 * factor * dW, b - 0.1 * factor * db
     np.testing.assert_allclose(fitted.weights[0]["layer.weight"].numpy(), W, atol=1e-6)
     np.testing.assert_allclose(fitted.weights[0]["layer.bias"].numpy(), b, atol=1e-6)
+
+
+# ----------------------------------------------------------------------- carried from step to step
+
+
+def steadied(batch: Batch, net: Net) -> Stepped:
+    """CE, and how far the mean logits have gone since the last step; two more tensors change
+    places."""
+    logits = net(batch["x"]).logits
+    mean = logits.mean(dim=0)
+    loss = batch.mean(F.cross_entropy(logits, batch["label"], reduction="none"))
+    carried = {"last": mean, "one": batch["other"], "other": batch["one"]}
+    return Stepped(loss + ((mean - batch["last"]) ** 2).sum(), carried)
+
+
+def test_what_a_step_carries_over_the_next_one_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten samples in batches of 4, 4 and 2, three times; views are made one epoch at a time."""
+    monkeypatch.setattr("fedsieve.local.plan.IMAGES_PER_DRAW", 10)
+    images, labels = images_of(10), labels_of(10)
+    sgd = Sgd(epochs=3, batch_size=4, lr=0.1)
+    start, first = weights_of(Linear, 1), torch.tensor([0.5, -1.0, 2.0])
+    carried = {"last": first, "one": torch.ones(2), "other": torch.zeros(2)}
+    plan = plan_of(start, images, labels, sgd, loss=steadied, carried=carried)
+    bench = bench_of(Linear, sgd)
+    fitted = bench.fit(plan)
+
+    rng = rng_for(11, 4, 2, "batches")
+    x = (images.flatten(1).float() / 255 - 0.25) / 0.5
+    w, b = (start[f"layer.{name}"].clone().requires_grad_() for name in ("weight", "bias"))
+    last = first
+    for _ in range(3):
+        order = torch.from_numpy(rng.permutation(10))
+        for rows in (order[:4], order[4:8], order[8:]):
+            logits = x[rows] @ w.T + b
+            mean = logits.mean(dim=0)
+            loss = F.cross_entropy(logits, labels[rows]) + ((mean - last) ** 2).sum()
+            slopes = torch.autograd.grad(loss, (w, b))
+            with torch.no_grad():
+                w -= 0.1 * slopes[0]
+                b -= 0.1 * slopes[1]
+            last = mean.detach()
+    torch.testing.assert_close(fitted.weights[0]["layer.weight"], w.detach())
+    torch.testing.assert_close(fitted.weights[0]["layer.bias"], b.detach())
+    torch.testing.assert_close(fitted.carried["last"], last)
+    assert fitted.carried["one"].tolist() == [0.0, 0.0], "after nine steps"
+    assert fitted.carried["other"].tolist() == [1.0, 1.0]
+    assert not fitted.carried["last"].requires_grad
+    again = bench.fit(plan)  # begins where the plan does, not where the last training ended
+    assert_same_weights(again.weights[0], fitted.weights[0])
+    assert_same_weights(again.carried, fitted.carried)
+
+
+def test_without_a_step_what_is_carried_stays() -> None:
+    sgd = Sgd(batch_size=4, tail="drop")
+    carried = {"last": torch.ones(3), "one": torch.ones(2), "other": torch.zeros(2)}
+    plan = plan_of(
+        weights_of(Linear, 1), images_of(3), labels_of(3), sgd, loss=steadied, carried=carried
+    )
+    fitted = bench_of(Linear, sgd).fit(plan)
+    assert fitted.steps == 0
+    assert_same_weights(fitted.carried, carried)

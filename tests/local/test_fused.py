@@ -269,6 +269,7 @@ def test_an_uncompiled_step_moves_statistics_too(head: HeadKind) -> None:
         _trained=[LossNet(model, "fp32", DEVICE, replica.parameters)],
         _given=[],
         _constants={},
+        _carried={},
         _loss_sum=torch.zeros((), device=DEVICE),
         _descend=lambda *_: None,
     )

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from fedsieve.errors import FedsieveError
 from fedsieve.local.bench import EagerBench
-from fedsieve.local.compiled import loss_key
+from fedsieve.local.compiled import batch_loss, loss_key
+from fedsieve.local.flat import Replica
 from fedsieve.local.graph import GraphBench
-from fedsieve.local.plan import Batch, Ema, Fitted, Net, Plan, Sgd, count_steps
-from fedsieve.local.program import program_key
+from fedsieve.local.plan import Batch, Ema, Fitted, Net, Plan, Sgd, Stepped, count_steps, schedule
+from fedsieve.local.program import Program, _Step, program_key
 from fedsieve.losses import cross_entropy, kl
 from fedsieve.methods.fedavg import local_loss
 from fedsieve.models import ModelConfig, build_model
@@ -177,6 +178,92 @@ def test_scales_and_values_per_step_may_change_between_clients(exact: None) -> N
         assert_close(plan, EagerBench(setup, device).fit(plan), captured)
 
 
+def steadied_loss(batch: Batch, net: Net) -> Stepped:
+    """CE, and how far the mean logits have gone since the last step; a counter, and two tensors
+    that change places."""
+    logits = net(batch["x"]).logits
+    mean = logits.mean(dim=0)
+    loss = batch.mean(cross_entropy(logits, batch["label"]))
+    carried = {
+        "last": mean.detach(),
+        "steps": batch["steps"] + 1,
+        "one": batch["other"],
+        "other": batch["one"],
+    }
+    return Stepped(loss + ((mean - batch["last"]) ** 2).sum(), carried)
+
+
+def to_carry(device: str, first: float) -> dict[str, Tensor]:
+    return {
+        "last": torch.full((10,), first, device=device),
+        "steps": torch.zeros(1, dtype=torch.int64, device=device),
+        "one": torch.full((3,), first, device=device),
+        "other": torch.zeros(3, device=device),
+    }
+
+
+def assert_carried_alike(mine: Fitted, theirs: Fitted, steps: int) -> None:
+    assert mine.carried["steps"].tolist() == theirs.carried["steps"].tolist() == [steps]
+    for name in ("one", "other"):
+        assert torch.equal(mine.carried[name], theirs.carried[name])
+    torch.testing.assert_close(mine.carried["last"], theirs.carried["last"], rtol=1e-3, atol=1e-3)
+
+
+@needs_gpu
+@CUDA
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_steps_carry_over(
+    exact: None, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of several sizes take turns; the last, smaller batch of an epoch carries, too."""
+    monkeypatch.setattr("fedsieve.local.plan.IMAGES_PER_DRAW", 60)
+    setup, device = a_setup(), torch.device("cuda")
+    bench = GraphBench(setup, device, compile_model=compiled)
+    for n, first in ((50, 0.5), (90, -1.0), (1, 2.0), (50, 0.5)):
+        plan = a_plan(n, loss=steadied_loss, carried=to_carry("cuda", first))
+        with torch.cuda.stream(bench.stream):
+            captured = bench.fit(plan)
+        torch.cuda.synchronize()
+        eager = EagerBench(setup, device).fit(plan)
+        assert_close(plan, eager, captured)
+        assert_carried_alike(captured, eager, eager.steps)
+
+
+class Uncaptured(EagerBench):
+    """A slot on a CPU: what it would capture runs as it is."""
+
+    compiles = False
+
+    def replica(self, index: int) -> Replica:
+        return Replica(self.new_model(), self.precision, trained=True)
+
+
+def test_a_step_that_would_be_captured_carries_as_the_plain_loop_does() -> None:
+    setup, device = a_setup("small", 8), torch.device("cpu")
+    plan = a_plan(40, 8, device="cpu", views={"x": "raw"}, loss=steadied_loss)
+    plan = replace(
+        plan,
+        start=[read_weights(make_model("small", 8))],
+        carried=to_carry("cpu", 0.5),
+        sgd=replace(GENTLE, batch_size=20),
+    )
+    eager = EagerBench(setup, device).fit(plan)
+    assert eager.steps == 4
+    rows = np.stack(schedule(40, plan.sgd, plan.rng("batches")).rows)
+    bench = Uncaptured(setup, device)
+    program = Program(bench, plan, None)  # type: ignore[arg-type]
+    values = {"x": plan.images[rows], "label": plan.columns["label"][rows]}
+    for _ in "ab":  # another client in between
+        program._load(plan)
+        step = _Step(values, None, torch.zeros(1, dtype=torch.int64), None, None)  # type: ignore[arg-type]
+        for _ in range(4):
+            program._train_step(plan, step, partial(batch_loss, plan.loss))
+        weights = program._replicas[0].read()
+        captured = Fitted((weights,), None, 4, float(program._loss_sum) / 4, None, program._carried)
+        assert_close(plan, eager, captured)
+        assert_carried_alike(captured, eager, 4)
+
+
 @needs_gpu
 @CUDA
 def test_clients_of_different_sizes_share_a_bench(exact: None) -> None:
@@ -279,11 +366,15 @@ def test_what_a_step_reads_is_part_of_a_programs_key() -> None:
             {"per_step": {"lam": torch.zeros(2, dtype=torch.int64)}},
             {"per_step": {"lam": torch.zeros(2, 3)}},
             {"per_step": {"mu": torch.zeros(2)}},
+            {"carried": {"m": torch.zeros(2)}},
+            {"carried": {"m": torch.zeros(2, 3)}},
+            {"carried": {"m": torch.zeros(2, dtype=torch.int64)}},
         )
     ]
     assert len(set(keys)) == len(keys)
     same = [replace(plan, update_scale={"w": torch.full((1,), s)}) for s in (0.0, 1.0)]
     assert program_key(same[0]) == program_key(same[1]) == keys[1]
+    assert program_key(replace(plan, carried={"m": torch.ones(2)})) == keys[6]
 
 
 def test_a_loss_is_known_by_its_function_and_arguments() -> None:

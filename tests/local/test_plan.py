@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsieve.errors import FedsieveError
 from fedsieve.local import plan as plan_module
-from fedsieve.local.plan import Batch, Plan, Sgd, count_steps, draws, schedule
+from fedsieve.local.plan import Batch, Plan, Sgd, Stepped, count_steps, draws, schedule, stepped
 from fedsieve.types import Streams
 
 
@@ -157,6 +157,21 @@ def test_a_batch_hands_out_values_numbers_and_weights_by_name() -> None:
         batch.weights("mu")
 
 
+def test_a_loss_carries_what_its_plan_does() -> None:
+    loss, kept = torch.tensor(2.0), {"m": torch.zeros(3)}
+    assert stepped(loss, {}) == Stepped(loss, {})
+    assert stepped(Stepped(loss, kept), {"m": torch.ones(3)}) == Stepped(loss, kept)
+    for found, carried in (
+        (loss, kept),
+        (Stepped(loss, kept), {}),
+        (Stepped(loss, kept), {"other": torch.zeros(3)}),
+        (Stepped(loss, kept), {"m": torch.zeros(1)}),
+        (Stepped(loss, kept), {"m": torch.zeros(3, dtype=torch.int64)}),
+    ):
+        with pytest.raises(AssertionError, match="a plan carries"):
+            stepped(found, carried)
+
+
 # ----------------------------------------------------------------------------------------- plan
 
 
@@ -190,5 +205,7 @@ def test_a_plan_checks_that_its_parts_meet() -> None:
     for name in ("x", "label"):
         with pytest.raises(AssertionError, match="share a name"):
             plan(sgd=twice, per_step={name: torch.zeros(2)})
+        with pytest.raises(AssertionError, match="share a name"):
+            plan(carried={name: torch.zeros(2)})
     with pytest.raises(AssertionError, match=r"unknown parameters \['typo'\]"):
         plan(start=[{"w": torch.zeros(1)}], update_scale={"typo": torch.zeros(1)})

@@ -31,7 +31,7 @@ from benches import (
 from fedsieve.cli.grid import expand
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Batch, Sgd, schedule
-from fedsieve.methods import fedavg, fedcorr, feddiv
+from fedsieve.methods import fedavg, fedcorr, feddiv, rofl
 from fedsieve.methods.contract import Federation
 from fedsieve.methods.feddiv import (
     FIRST_FILTER,
@@ -919,7 +919,7 @@ def feddiv_runs(name: str) -> dict[str, tuple[Recipe, Config]]:
 
 def test_there_is_a_recipe_for_each_table() -> None:
     shipped = {n.removeprefix("feddiv/") for n in shipped_recipes() if n.startswith("feddiv/")}
-    others = {f"{table}-{kind}" for table in BASELINES for kind in ("baselines", "fedcorr")}
+    others = {f"{table}-{kind}" for table in BASELINES for kind in ("baselines", "fedcorr", "rofl")}
     assert shipped == set(CELLS) | others
     assert {name: len(recipes_of(name)) for name in CELLS} == CELLS
     for table, count in BASELINES.items():
@@ -945,6 +945,28 @@ def test_fedcorr_has_the_same_scenes_solver_and_rounds(table: str) -> None:
         )
         assert recipe == replace(theirs, name=f"feddiv-{table}-fedcorr", method=method)
         assert recipe.rounds == cfg.warmup_passes * recipe.scene.clients + fine_tuning + usual
+
+
+@pytest.mark.parametrize("table", list(BASELINES))
+def test_rofl_is_beside_fedavg_and_forgets_as_much_as_is_wrong(table: str) -> None:
+    """A share ρ of the clients has levels in [τ, 1], and a label drawn anew is right with 1/C."""
+    found, baselines = recipes_of(f"{table}-rofl"), recipes_of(f"{table}-baselines")
+    theirs = {
+        cell.removeprefix("FedAvg").removeprefix("-"): recipe
+        for cell, recipe in baselines.items()
+        if cell.startswith("FedAvg")
+    }
+    assert list(found) == list(theirs)
+    for cell, recipe in found.items():
+        noise = recipe.scene.noise
+        assert noise.low is not None
+        assert isinstance(recipe.method, rofl.Config)
+        assert recipe.method == rofl.Config(forget_rate=recipe.method.forget_rate)
+        classes = 100 if recipe.data.source == "cifar100" else 10
+        wrong = noise.share * (noise.low + 1) / 2 * (classes - 1) / classes
+        assert recipe.method.forget_rate == pytest.approx(wrong, abs=1e-9)
+        same = replace(recipe, name=f"feddiv-{table}-baselines", method=theirs[cell].method)
+        assert same == theirs[cell]
 
 
 TABLE_8: Mapping[str, tuple[int, str, int, float, int, int, int]] = {
@@ -1033,6 +1055,11 @@ def test_the_headers_of_the_tables_give_the_published_numbers(number_of_table: i
     for cell, number in zip(recipes_of(name), published(heading, "FedCorr"), strict=True):
         plain = number.replace("§", "")
         assert (f"{cell}: {plain}" if cell else f"Published: {plain}") in text
+    text = shipped_recipes()[f"feddiv/{name}-rofl"]
+    numbers = published(heading, "RoFL")  # none for ρ = 1
+    for cell, number in zip(recipes_of(f"{name}-rofl"), numbers, strict=False):
+        assert (f"{cell}: {number}" if cell else f"Published: {number}") in text
+    assert text.count(" ± ") == len(numbers)
     text = shipped_recipes()[f"feddiv/{name}-baselines"]
     for method in ("FedAvg", "FedProx"):
         for number in published(heading, method):

@@ -26,6 +26,7 @@ from fedsieve.local.plan import (
     repeats,
     schedule,
     seed_dropout,
+    stepped,
 )
 from fedsieve.models.weights import copy_weights, read_weights
 from fedsieve.types import Outputs, Weights
@@ -168,6 +169,7 @@ class EagerBench:
             plan.sgd.weight_decay if plan.update_scale is None else 0.0,
         )
         constants = self.constants(plan.constants)
+        carried = plan.carried
         total = torch.zeros((), device=self.device)
         observed = None
         step = 0
@@ -176,8 +178,9 @@ class EagerBench:
                 for epoch in epochs:
                     offset = (epoch - epochs.start) * len(plan.images)
                     while step < len(steps) and steps.epoch_of[step] == epoch:
-                        batch = self._batch(plan, steps, step, views, offset, constants)
-                        loss = plan.loss(batch, *nets)
+                        batch = self._batch(plan, steps, step, views, offset, constants, carried)
+                        loss, following = stepped(plan.loss(batch, *nets), carried)
+                        carried = {name: tensor.detach() for name, tensor in following.items()}
                         descend.forget_gradients()
                         loss.backward()  # type: ignore[no-untyped-call]
                         if plan.update_scale is not None:
@@ -191,7 +194,8 @@ class EagerBench:
                         trained[0].train()
         ema = None if plan.ema is None else read_weights(self.model(self._ema_index(plan)))
         weights = tuple(read_weights(model) for model in trained)
-        return Fitted(weights, ema, len(steps), float(total) / max(1, len(steps)), observed)
+        mean_loss = float(total) / max(1, len(steps))
+        return Fitted(weights, ema, len(steps), mean_loss, observed, carried)
 
     def _load(self, plan: Plan) -> tuple[list[nn.Module], list[LossNet], Callable[[], None]]:
         """Load the plan's weights: the trained models, the loss's nets, and the step of the EMA."""
@@ -226,9 +230,10 @@ class EagerBench:
         views: Mapping[str, Tensor],
         offset: int,
         constants: Mapping[str, Tensor | Weights],
+        carried: Mapping[str, Tensor],
     ) -> Batch:
         rows = torch.from_numpy(steps.rows[step]).to(self.device)
-        values = {name: column[rows] for name, column in plan.columns.items()}
+        values = {name: column[rows] for name, column in plan.columns.items()} | dict(carried)
         for name, view in views.items():
             repeated = len(view) > len(plan.images)
             values[name] = self.normalise(view[rows + offset if repeated else rows])

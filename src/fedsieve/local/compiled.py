@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsieve.errors import FedsieveError
 from fedsieve.local.bench import LossNet, normalised
 from fedsieve.local.flat import update
-from fedsieve.local.plan import Batch, Loss
+from fedsieve.local.plan import Batch, Loss, Stepped
 from fedsieve.types import Outputs, Weights
 
 
@@ -27,7 +27,7 @@ def batch_loss(
     scale: Tensor,
     shift: Tensor,
     nets: Sequence[LossNet],
-) -> Tensor:
+) -> Tensor | Stepped:
     """The loss of a batch whose views are still uint8: all of a step that is differentiated."""
     seen = {
         name: normalised(value, scale, shift) if name in views else value
@@ -87,15 +87,15 @@ def loss_key(loss: Loss) -> Hashable:
     return loss
 
 
-_compiled_losses: dict[Hashable, Callable[..., Tensor]] = {}
+_compiled_losses: dict[Hashable, Callable[..., Tensor | Stepped]] = {}
 
 
-def compiled_loss(loss: Loss) -> Callable[..., Tensor]:
+def compiled_loss(loss: Loss) -> Callable[..., Tensor | Stepped]:
     """`batch_loss` of this loss: model and loss become one stretch of kernels. What is made depends
     on the kind of the nets among its arguments and not on which nets they are, so all slots share
     it."""
 
-    def objective(*rest: Any) -> Tensor:
+    def objective(*rest: Any) -> Tensor | Stepped:
         return batch_loss(loss, *rest)
 
     return _compiled_losses.setdefault(loss_key(loss), torch.compile(objective, dynamic=False))

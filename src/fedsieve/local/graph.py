@@ -161,7 +161,7 @@ class GraphBench(EagerBench):
         steps = schedule(len(plan.images), plan.sgd, plan.rng("batches"))
         if not len(steps):
             ema = None if plan.ema is None else plan.ema.start
-            return Fitted(tuple(plan.start), ema, 0, 0.0)
+            return Fitted(tuple(plan.start), ema, 0, 0.0, carried=plan.carried)
         key = program_key(plan)
         if key not in self._programs:
             self._programs[key] = Program(self, plan, self._memory)

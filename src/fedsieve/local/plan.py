@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -68,8 +68,8 @@ class Batch:
     """What one step sees of B samples."""
 
     values: Mapping[str, Tensor]
-    """Views by name, normalised, (B, C, H, W); per-sample columns by name, (B, ...); and what the
-    plan holds per step, one row without its leading dimension."""
+    """Views by name, normalised, (B, C, H, W); per-sample columns by name, (B, ...); what the plan
+    holds per step, one row without its leading dimension; and what the last step carried over."""
     constants: Mapping[str, Tensor | Weights]
     """Numbers (as 0-d tensors), tensors and weights that stay the same for the whole plan."""
     weight: Tensor | None
@@ -98,10 +98,31 @@ class Batch:
         return (values * self.weight).sum() / self.weight.sum()
 
 
-Loss: TypeAlias = Callable[..., Tensor]
-"""`loss(batch, *nets)` to a scalar: the trained nets, then the frozen ones, then the moving average
-where it is asked for. A module-level function, or a `functools.partial` of one over hashable
-arguments, so that a captured step can be recognised."""
+class Stepped(NamedTuple):
+    """What the loss of a plan returns that carries tensors from step to step."""
+
+    loss: Tensor
+    """A scalar."""
+    carried: Mapping[str, Tensor]
+    """What the next step reads, by the names of `Plan.carried`; no gradient flows through it."""
+
+
+Loss: TypeAlias = Callable[..., Tensor | Stepped]
+"""`loss(batch, *nets)` to a scalar, or to `Stepped` where the plan carries something: the trained
+nets, then the frozen ones, then the moving average where it is asked for. A module-level function,
+or a `functools.partial` of one over hashable arguments, so that a captured step can be
+recognised."""
+
+
+def stepped(found: Tensor | Stepped, carried: Mapping[str, Tensor]) -> Stepped:
+    """What a loss returned, of which the step before had `carried` these tensors over."""
+    result = found if isinstance(found, Stepped) else Stepped(found, {})
+    before, after = (
+        {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        for tensors in (carried, result.carried)
+    )
+    assert before == after, f"a plan carries {before} over, its loss {after}"
+    return result
 
 
 @dataclass(frozen=True)
@@ -139,6 +160,9 @@ class Plan:
     per_step: Mapping[str, Tensor] = field(default_factory=dict)
     """Values that change with the step, (`count_steps`, ...): step t reads row t. A row has the
     same shape in every step, also in one with a smaller batch."""
+    carried: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors that each step reads from the batch by name and replaces, as the first step finds
+    them. The loss returns their successors, of the same shape and type, in `Stepped`."""
     update_scale: Weights | None = None
     """s, by name of a trainable parameter of every trained model: u = s ⊙ (g + λw), v ← m·v + u,
     w ← w − η·v. An entry broadcasts to its parameter and s = 0 keeps it as it is; a parameter
@@ -150,8 +174,10 @@ class Plan:
         steps = count_steps(len(self.images), self.sgd)
         for name, values in self.per_step.items():
             assert len(values) == steps, f"per_step {name}: {len(values)} rows for {steps} steps"
-        names = [*self.columns, *self.views, *self.per_step]
-        assert len(names) == len(set(names)), "two of views, columns and per_step share a name"
+        names = [*self.columns, *self.views, *self.per_step, *self.carried]
+        assert len(names) == len(set(names)), (
+            "two of views, columns, per_step and carried share a name"
+        )
         assert 1 <= len(self.start) <= 2
         strange = set(self.update_scale or ()) - set(self.start[0])
         assert not strange, f"update_scale for unknown parameters {sorted(strange)}"
@@ -168,6 +194,8 @@ class Fitted:
     """Mean of the step losses; 0 where no step was taken."""
     observed: Outputs | None = None
     """What `Plan.observe_after` asked for; None where no step was taken."""
+    carried: Mapping[str, Tensor] = field(default_factory=dict)
+    """`Plan.carried` after the last step."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from fedsieve.local.compiled import (
     outputs,
 )
 from fedsieve.local.flat import Replica, flatten, joined, update
-from fedsieve.local.plan import Fitted, Plan, Schedule, draws, seed_dropout
+from fedsieve.local.plan import Fitted, Plan, Schedule, Stepped, draws, seed_dropout, stepped
 from fedsieve.local.turns import CAPTURE, TRIALS
 from fedsieve.types import Outputs
 
@@ -57,6 +57,7 @@ def program_key(plan: Plan) -> Hashable:
             for name, c in sorted(plan.constants.items())
         ),
         tuple((name, v.dtype, v.shape[1:]) for name, v in sorted(plan.per_step.items())),
+        tuple((name, t.dtype, t.shape) for name, t in sorted(plan.carried.items())),
         plan.update_scale is not None,
     )
 
@@ -128,6 +129,7 @@ class Program:
             else value.clone()
             for name, value in bench.constants(plan.constants).items()
         }
+        self._carried = {name: tensor.clone() for name, tensor in plan.carried.items()}
         self._scale = None if plan.update_scale is None else torch.ones_like(self._replicas[0].flat)
         self._loss_sum = torch.zeros((), device=bench.device)
         self._generator = torch.Generator(bench.device)
@@ -165,7 +167,8 @@ class Program:
         weights = tuple(replica.read() for replica in self._replicas)
         ema = None if self._average is None else self._average.read()
         loss = float(self._loss_sum) / len(schedule)
-        return Fitted(weights, ema, len(schedule), loss, observed)
+        carried = {name: tensor.clone() for name, tensor in self._carried.items()}
+        return Fitted(weights, ema, len(schedule), loss, observed, carried)
 
     def replay(self, count: int) -> None:
         """Run the full-size step `count` times on the batches that the buffers hold."""
@@ -191,6 +194,8 @@ class Program:
             else:
                 assert isinstance(value, Tensor)
                 held.copy_(value)
+        for name, carried in self._carried.items():
+            carried.copy_(plan.carried[name])
         if self._scale is not None and plan.update_scale is not None:
             self._scale.fill_(1)
             parts = self._replicas[0].piece_layout.cut(self._scale)
@@ -249,14 +254,14 @@ class Program:
         with CAPTURE:
             # Clients differ in their last batch, and there are many of its sizes. It is one step of
             # an epoch: not worth compiling code for it, nor trying which kernels are the fastest.
-            loss: Callable[..., Tensor] = functools.partial(batch_loss, plan.loss)
+            loss: Callable[..., Tensor | Stepped] = functools.partial(batch_loss, plan.loss)
             if full and self._bench.compiles:
                 allow_variants()
                 loss = compiled_loss(plan.loss)
             with contextlib.nullcontext() if full else _known_kernels():
                 self._capture(plan, step, loss)
 
-    def _capture(self, plan: Plan, step: _Step, loss: Callable[..., Tensor]) -> None:
+    def _capture(self, plan: Plan, step: _Step, loss: Callable[..., Tensor | Stepped]) -> None:
         for _ in range(_WARMUP_STEPS):
             self._train_step(plan, step, loss)
             step.counter.zero_()
@@ -275,20 +280,23 @@ class Program:
                     self._train_step(plan, step, loss)
         self._load(plan)  # again: the steps before capturing were taken
 
-    def _train_step(self, plan: Plan, step: _Step, loss_of: Callable[..., Tensor]) -> None:
+    def _train_step(
+        self, plan: Plan, step: _Step, loss_of: Callable[..., Tensor | Stepped]
+    ) -> None:
         # Gathered out here: code is compiled for shapes, and that of a buffer may grow.
         def current(rows: Tensor) -> Tensor:
             return rows.index_select(0, step.counter).squeeze(0)
 
-        loss = loss_of(
+        found = loss_of(
             tuple(plan.views),
-            {name: current(rows) for name, rows in step.values.items()},
+            {name: current(rows) for name, rows in step.values.items()} | self._carried,
             None if step.weight is None else current(step.weight),
             self._constants,
             self._bench.scale,
             self._bench.shift,
             [*self._trained, *self._given],
         )
+        loss, following = stepped(found, self._carried)
         gradients = iter(self._gradients(loss))
         for replica in self._replicas:  # not before: autograd refuses if statistics moved meanwhile
             replica.after_pass()
@@ -296,6 +304,10 @@ class Program:
             for replica in self._replicas:
                 own = [next(gradients) for _ in replica.leaves]
                 self._descend(plan, replica, own)
+            # Not before: the gradients read them. As copies: one may be what another one was.
+            successors = [following[name].clone() for name in self._carried]
+            for carried, successor in zip(self._carried.values(), successors, strict=True):
+                carried.copy_(successor)
             self._loss_sum += loss.detach()
             step.counter += 1
 

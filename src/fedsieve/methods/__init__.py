@@ -15,6 +15,7 @@ from fedsieve.methods import (
     fednoro,
     fedprox,
     fedsce,
+    rofl,
 )
 from fedsieve.methods.contract import Method
 
@@ -25,6 +26,7 @@ METHODS: dict[str, Method] = {
         fedprox,
         fedsce,
         fedcoteaching,
+        rofl,
         fedcorr,
         fednoro,
         fedgr,
