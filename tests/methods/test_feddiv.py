@@ -39,7 +39,6 @@ from fedsieve.methods.feddiv import (
     Client,
     Config,
     Down,
-    EpochStreams,
     Filter,
     Server,
     Up,
@@ -665,7 +664,8 @@ def test_without_debiasing_the_first_epoch_keeps_every_sample() -> None:
 def test_epochs_that_are_fitted_one_by_one_draw_afresh() -> None:
     shard = make_shard(wrong=6)
     _, _, _, bench = train(Config(eta=0.0), shard, down_with())
-    assert [plan.rng for plan in bench.plans] == [EpochStreams(5, 2, 0, e) for e in range(3)]
+    streams = Streams(5, 2, 0)
+    assert [plan.rng for plan in bench.plans] == [streams.within(f"epoch {e}") for e in range(3)]
     orders = [np.concatenate(schedule(24, SGD, plan.rng("batches")).rows) for plan in bench.plans]
     assert len({tuple(order) for order in orders}) == 3
     keys = [plan.per_step["keys"] for plan in bench.plans]
