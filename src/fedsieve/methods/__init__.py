@@ -9,6 +9,7 @@ from fedsieve.methods import (
     fedcorr,
     fedcoteaching,
     feddiv,
+    feddividemix,
     fedes,
     fedgr,
     fedlsr,
@@ -19,7 +20,18 @@ from fedsieve.methods.contract import Method
 
 METHODS: dict[str, Method] = {
     m.METHOD.name: m.METHOD
-    for m in (fedavg, fedprox, fedsce, fedcoteaching, fedcorr, fedgr, fedlsr, fedes, feddiv)
+    for m in (
+        fedavg,
+        fedprox,
+        fedsce,
+        fedcoteaching,
+        feddividemix,
+        fedcorr,
+        fedgr,
+        fedlsr,
+        fedes,
+        feddiv,
+    )
 }
 
 
