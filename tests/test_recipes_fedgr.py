@@ -19,7 +19,7 @@ import pytest
 from fedsieve.cli.grid import expand
 from fedsieve.cli.recipes import first_comment
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import fedavg, fedcorr, fedcoteaching, fedgr, fedprox
+from fedsieve.methods import fedavg, fedcorr, fedcoteaching, feddividemix, fedgr, fedprox
 from fedsieve.methods.contract import Config as MethodConfig
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import (
@@ -74,6 +74,16 @@ OTHERWISE: dict[str, Any] = {
 BASELINES = {"FedAvg": fedavg.Config(), "FedProx": fedprox.Config(mu=1.0)}
 COTEACHING = fedcoteaching.Config(forget_rate=0.39, ramp_rounds=25, exponent=1.0)
 """On Clothing1M, where the networks are pretrained; on CIFAR τ is the share of wrong labels."""
+DIVIDEMIX = feddividemix.Config(
+    warmup_rounds=100,
+    clean_threshold=0.5,
+    temperature=0.5,
+    mixup_alpha=4.0,
+    lambda_u=25.0,
+    ramp_rounds=16,
+    lambda_r=1.0,
+    evaluation_view="weak",
+)
 FEDCORR = {
     "cifar10": (fedcorr.Config(preset="authors", iterations=5, fine_tuning_rounds=237), 213),
     "cifar100": (fedcorr.Config(preset="authors", iterations=10, fine_tuning_rounds=200), 200),
@@ -161,14 +171,15 @@ def tables_1_and_2() -> dict[str, dict[str, Recipe]]:
             f"{label}-{column}": as_baseline(cifar(name, source, partition, noise), method)
             for (label, method), (column, noise) in product(BASELINES.items(), columns.items())
         }
-        name = f"table{table}-{p}-coteaching"
-        files[name] = {
-            f"FL-Coteaching-{column}": as_baseline(
-                cifar(name, source, partition, noise), coteaching(noise)
-            )
-            for column, noise in columns.items()
-            if column != "clean"
-        }
+        for name, label, make in (
+            (f"table{table}-{p}-coteaching", "FL-Coteaching", coteaching),
+            (f"table{table}-{p}-dividemix", "FL-DivideMix", lambda noise: DIVIDEMIX),
+        ):
+            files[name] = {
+                f"{label}-{column}": as_baseline(cifar(name, source, partition, noise), make(noise))
+                for column, noise in columns.items()
+                if column != "clean"
+            }
         name = f"table{table}-{p}-fedcorr"
         files[name] = {
             column: as_fedcorr(cifar(name, source, partition, noise), source)
@@ -319,8 +330,8 @@ def runs(file: str) -> dict[str, Recipe]:
 def test_there_is_a_file_for_every_published_setting_and_no_other() -> None:
     assert sorted(FILES) == sorted(EXPECTED)
     found = sum(map(len, tables_1_and_2().values()))
-    others = "FedGR, FedAvg, FedProx, FedCorr; FL-Coteaching on wrong labels"
-    assert found == 2 * 2 * (7 * 4 + 6), others
+    others = "FedGR, FedAvg, FedProx, FedCorr; FL-Coteaching, FL-DivideMix on wrong labels"
+    assert found == 2 * 2 * (7 * 4 + 6 * 2), others
     assert sum(map(len, table_3().values())) == 2 * 4
     assert sum(map(len, tables_4_to_7().values())) == 4 * 4 * 6
     assert [len(found) for found in memorisation_study().values()] == [24, 12, 8, 2]
@@ -428,10 +439,13 @@ def test_the_header_of_a_column_gives_the_published_number(table: int, partition
         assert f"# Published: {number.replace('±', ' ± ')}, " in FILES[file]
 
 
+@pytest.mark.parametrize("method", ["Coteaching", "DivideMix"])
 @pytest.mark.parametrize(("table", "partition"), list(product(SOURCE_OF, PARTITIONS)))
-def test_the_header_of_coteaching_gives_its_published_row(table: int, partition: str) -> None:
-    clean, *numbers = published(table, partition, "FL-Coteaching").values()
-    text = FILES[f"table{table}-{partition}-coteaching"].partition("\nname = ")[0]
+def test_the_header_of_two_networks_gives_their_published_row(
+    table: int, partition: str, method: str
+) -> None:
+    clean, *numbers = published(table, partition, f"FL-{method}").values()
+    text = FILES[f"table{table}-{partition}-{method.lower()}"].partition("\nname = ")[0]
     assert clean == "–"
     assert re.findall(r"\d\d\.\d\d ± \d\.\d\d", text) == [n.replace("±", " ± ") for n in numbers]
 
