@@ -22,8 +22,10 @@ from benches import (
     Normalised,
     RecordingBench,
     bench_of,
+    bright_shard,
     images_of,
     labels_of,
+    seeing,
     weights_of,
 )
 from fedsieve.errors import FedsieveError
@@ -272,24 +274,6 @@ def test_targets_are_constants() -> None:
 # ------------------------------------------------------------------------------------ a stage
 
 
-def make_shard(wrong: int, n: int = 24) -> Shard:
-    """Sample i shows class i mod 3 as a bright pixel; the last `wrong` have the next class."""
-    true = torch.arange(n) % CLASSES
-    images = torch.zeros(n, 1, 2, 2, dtype=torch.uint8)
-    images.view(n, 4)[torch.arange(n), true] = 255
-    labels = torch.where(torch.arange(n) < n - wrong, true, (true + 1) % CLASSES)
-    return Shard(2, images, labels, torch.arange(n), CLASSES)
-
-
-def seeing(strength: float, shift: int = 0) -> Weights:
-    """A model that gives a bright pixel's class, or the one so many further, 2·strength more than
-    the others."""
-    return {
-        "layer.weight": strength * torch.eye(CLASSES, 4).roll(shift, dims=0),
-        "layer.bias": torch.zeros(CLASSES),
-    }
-
-
 def train(
     cfg: Config, down: Down, shard: Shard, sgd: Sgd = SGD, model: Any = Linear
 ) -> tuple[Client, Up, dict[str, float], RecordingBench]:
@@ -304,7 +288,7 @@ def plain(start: Weights, shard: Shard, sgd: Sgd, rng: Streams, model: Any = Lin
 
 
 SURE, MISTAKEN = seeing(2.0), seeing(2.0, shift=1)
-"""For the wrong labels of `make_shard`, MISTAKEN has the small losses."""
+"""For the wrong labels of `bright_shard`, MISTAKEN has the small losses."""
 
 
 def recorded(shard: Shard, since: int = 3, **settings: Any) -> list[Plan]:
@@ -342,7 +326,7 @@ def test_each_network_learns_from_what_the_other_one_makes_of_the_labels() -> No
     """The first network would trust the last 6 labels, the second the first 18. So in the first
     epoch the first learns from 18; by then it has given up its error, but the division was made
     before, and the second learns from 6."""
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     client, up, metrics, bench = train(Config(), Down(MISTAKEN, SURE, 3), shard)
     first, second, third, fourth = bench.plans
     assert first.images.tolist() == shard.images[:18].tolist()
@@ -372,7 +356,7 @@ def test_each_network_learns_from_what_the_other_one_makes_of_the_labels() -> No
 def test_the_images_of_doubtful_labels_come_in_full_batches_in_passes() -> None:
     """18 labelled samples in batches of 4 are 5 steps and 20 unlabelled places: three times all of
     6, and two more."""
-    plan = recorded(make_shard(wrong=6))[0]
+    plan = recorded(bright_shard(wrong=6))[0]
     assert {name: u.shape for name, u in plan.step_images.items()} == {
         "u1": (5, 4, 1, 2, 2),
         "u2": (5, 4, 1, 2, 2),
@@ -387,7 +371,7 @@ def test_the_images_of_doubtful_labels_come_in_full_batches_in_passes() -> None:
 
 
 def test_a_plan_says_all_that_a_step_needs() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     plan = recorded(shard)[0]
     assert plan.views == {"x1": "weak", "x2": "weak"}
     doubtful = {tuple(image.flatten().tolist()) for image in shard.images[18:]}
@@ -402,7 +386,7 @@ def test_a_plan_says_all_that_a_step_needs() -> None:
 
 
 def test_epochs_and_networks_draw_afresh() -> None:
-    plans = recorded(make_shard(wrong=6))
+    plans = recorded(bright_shard(wrong=6))
     assert len(plans) == 4
     orders = {tuple(np.concatenate(schedule(18, p.sgd, p.rng("batches")).rows)) for p in plans}
     keys = {tuple(p.per_step["keys"][0].tolist()) for p in plans}
@@ -411,15 +395,18 @@ def test_epochs_and_networks_draw_afresh() -> None:
 
 
 def test_rounds_and_clients_share_a_captured_step() -> None:
-    first, later = recorded(make_shard(wrong=6), 0)[0], recorded(make_shard(wrong=9, n=30), 9)[0]
+    first, later = (
+        recorded(bright_shard(wrong=6), 0)[0],
+        recorded(bright_shard(wrong=9, n=30), 9)[0],
+    )
     assert len(first.images) != len(later.images)
     assert program_key(first) == program_key(later)
-    assert program_key(recorded(make_shard(wrong=6), lambda_r=0.0)[0]) != program_key(first)
+    assert program_key(recorded(bright_shard(wrong=6), lambda_r=0.0)[0]) != program_key(first)
 
 
 @pytest.mark.parametrize("view", ["raw", "weak"])
 def test_what_the_losses_are_computed_on(view: Any) -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     bench = train(Config(evaluation_view=view), Down(SURE, SURE, 0), shard)[3]
     assert bench.views == [view, "weak", "weak", "weak", "weak"] * 2
 
@@ -427,7 +414,7 @@ def test_what_the_losses_are_computed_on(view: Any) -> None:
 def test_guesses_are_made_in_training_mode() -> None:
     """BatchNorm's r ← 0.9·r + 0.1·mean after each of five passes: of u1, u2, x1, x2 and what is
     mixed of them, whose mean is theirs. One step of a full batch."""
-    sgd, shard = Sgd(epochs=1, batch_size=18, lr=0.1), make_shard(wrong=6)
+    sgd, shard = Sgd(epochs=1, batch_size=18, lr=0.1), bright_shard(wrong=6)
     start = {
         **SURE,
         "norm.weight": torch.ones(4),
@@ -462,7 +449,7 @@ def test_guesses_are_made_in_training_mode() -> None:
 )
 def test_with_an_empty_part_an_epoch_is_fedavgs(peer: Weights, tail: Any, batch_size: int) -> None:
     """It begins where the last one ended: what was learnt in the round stays."""
-    sgd, shard = replace(SGD, tail=tail, batch_size=batch_size), make_shard(wrong=6)
+    sgd, shard = replace(SGD, tail=tail, batch_size=batch_size), bright_shard(wrong=6)
     _, _, metrics, bench = train(Config(), Down(SURE, peer, 3), shard, sgd)
     plan, own = bench.plans[0], bench.fitted[0]
     assert torch.equal(plan.images, shard.images)
@@ -476,7 +463,7 @@ def test_with_an_empty_part_an_epoch_is_fedavgs(peer: Weights, tail: Any, batch_
 
 @pytest.mark.parametrize("n", [0, 3])
 def test_a_client_too_small_for_a_step_returns_what_it_got(n: int) -> None:
-    sgd, shard = replace(SGD, tail="drop"), make_shard(wrong=1)
+    sgd, shard = replace(SGD, tail="drop"), bright_shard(wrong=1)
     shard = replace(shard, images=shard.images[:n], labels=shard.labels[:n], ids=shard.ids[:n])
     _, up, metrics, _ = train(Config(), Down(SURE, MISTAKEN, 0), shard, sgd)
     assert_same_weights(up.weights, SURE)
@@ -506,7 +493,7 @@ def test_what_a_client_remembers_by_hand() -> None:
 
 
 def test_networks_that_know_better_tell_the_wrong_labels() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     client = train(Config(), Down(SURE, seeing(1.0), 20), shard)[0]
     assert client.labels is not None
     assert client.labels.tolist() == (torch.arange(24) % CLASSES).tolist()
@@ -516,7 +503,7 @@ def test_networks_that_know_better_tell_the_wrong_labels() -> None:
 
 
 def test_before_it_divides_a_client_believes_nothing() -> None:
-    client = feddividemix.init_client(Config(), make_shard(wrong=6))
+    client = feddividemix.init_client(Config(), bright_shard(wrong=6))
     assert feddividemix.own_sieve(client) is None
     assert feddividemix.refined_labels(client) is None
 
