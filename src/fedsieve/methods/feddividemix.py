@@ -24,16 +24,16 @@ rest, all of them mixed.
 
 Deviations, and what the paper leaves open. It has no clients: here each client of FedAvg trains
 both networks, and both are averaged by the clients' samples, as in FedGR's comparison; warm-up and
-ramp count rounds, and within the ramp each local epoch covers the same part of it, as there. The
-paper's confidence penalty for asymmetric noise is left out, as in FedGR's scripts, and
-so is the mean of losses over epochs, which its program takes at 90 % noise. If there are too few
-labelled samples for a step, or no unlabelled ones, the network trains that epoch by cross entropy
-on all of its labels; in FedGR's program both networks return to the received weights then and warm
-up anew, and what they learnt in the round is lost. Unlabelled batches are always full: one that
-would be smaller is filled up from the next pass. Each local epoch of each network is a fit of its
-own, so that SGD's momentum starts at zero in it. Both networks look at one draw of the evaluation
-view. The mixture starts at the best split into two, where scikit-learn's starts at a random one.
-The second network starts from the first one's numbers in another order, not from a draw of its own.
+ramp count rounds, and the local epochs of a round all cover the same part of the ramp, as there.
+The paper's confidence penalty for asymmetric noise is left out, as in FedGR's scripts, and so is
+the mean of losses over epochs, which its program takes at 90 % noise. If there are too few labelled
+samples for a step, or no unlabelled ones, the network trains that epoch by cross entropy on all
+labels as given; in FedGR's program both networks return to the received weights then and warm up
+anew, and what they learnt in the round is lost. Unlabelled batches are always full: one that would
+be smaller is filled up from the next pass. Each local epoch of each network is a fit of its own, so
+that SGD's momentum starts at zero in it. Both networks look at one draw of the evaluation view. The
+mixture starts at the best split into two, where scikit-learn's starts at a random one. The second
+network starts from the first one's numbers in another order, not from a draw of its own.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def init_client(cfg: Config, shard: Shard) -> Client:
 def train(
     cfg: Config, client: Client, down: Down, shard: Shard, bench: Bench, rng: Streams
 ) -> tuple[Client, Up, Metrics]:
-    """Algorithm 1 on the client's samples; in the warm-up each network is FedAvg's."""
+    """Algorithm 1 on the client's samples; in the warm-up each network trains as FedAvg's."""
     networks = [down.weights, down.peer]
     if down.since_warm_up is None or len(shard) == 0:
         fits = [
@@ -249,8 +249,8 @@ def believed(
 MOST_ITERATIONS = 10
 TOLERANCE = 1e-2
 LEAST_VARIANCE = 5e-4
-"""Most EM iterations, the rise of the mean log-likelihood that ends them, what is added to each
-variance."""
+"""Of the mixture, as in the paper's program: most EM iterations, the rise of the mean
+log-likelihood that ends them, what is added to each variance."""
 
 
 def clean_probability(losses: Tensor) -> NDArray[np.float32]:
@@ -289,6 +289,8 @@ def co_guessed(temperature: float, batch: Batch, net: Net, other: Net) -> Tensor
 
 
 def mean_prediction(nets: Sequence[Net], views: Sequence[Tensor]) -> Tensor:
+    """(B, C) the mean of each net's softmax for each view; a trained net's pass is in training
+    mode, and BatchNorm's statistics follow it."""
     return torch.stack([net(x).logits.softmax(dim=1) for net in nets for x in views]).mean(dim=0)
 
 
