@@ -154,7 +154,7 @@ class Plan:
         for name, values in self.of_steps.items():
             assert len(values) == steps, f"per_step {name}: {len(values)} rows for {steps} steps"
         names = [*self.columns, *self.views, *self.per_step, *self.step_images]
-        assert len(names) == len(set(names)), "two of views, columns and per_step share a name"
+        assert len(names) == len(set(names)), "two of views, columns and steps share a name"
         assert 1 <= len(self.start) <= 2
         strange = set(self.update_scale or ()) - set(self.start[0])
         assert not strange, f"update_scale for unknown parameters {sorted(strange)}"

@@ -24,8 +24,8 @@ def draw_mixing(
     blocks: int = 1,
 ) -> dict[str, Tensor]:
     """What a plan of n samples needs `per_step`: λ ~ Beta(α, α), 1 where α is 0, and keys whose
-    order pairs the samples; the first B of them suit a batch of any size B. There are keys for so
-    many full batches, where more than one are mixed together."""
+    order pairs the samples; the first B of them suit a batch of any size B. Where several `blocks`
+    of a batch's size are mixed with each other, there are keys for all of them."""
     steps = count_steps(n, sgd)
     lam = rng.beta(alpha, alpha, size=steps) if alpha > 0 else np.ones(steps)
     keys = rng.random((steps, blocks * sgd.batch_size))
