@@ -15,7 +15,7 @@ from fedsieve.data.views import view_set
 from fedsieve.local.bench import EagerBench, Setup
 from fedsieve.local.plan import Batch, Fitted, Net, Plan, Sgd
 from fedsieve.models import ModelConfig, build_model
-from fedsieve.types import Outputs, Streams, Weights
+from fedsieve.types import Outputs, Shard, Streams, Weights
 
 CPU = torch.device("cpu")
 CLASSES = 3
@@ -80,6 +80,24 @@ def images_of(n: int, side: int = 2, seed: int = 0) -> Tensor:
 
 def labels_of(n: int, classes: int = CLASSES, seed: int = 1) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, classes, n))
+
+
+def bright_shard(wrong: int, n: int = 24) -> Shard:
+    """Sample i shows class i mod 3 as a bright pixel; the last `wrong` have the next class."""
+    true = torch.arange(n) % CLASSES
+    images = torch.zeros(n, 1, 2, 2, dtype=torch.uint8)
+    images.view(n, 4)[torch.arange(n), true] = 255
+    labels = torch.where(torch.arange(n) < n - wrong, true, (true + 1) % CLASSES)
+    return Shard(0, images, labels, torch.arange(n), CLASSES)
+
+
+def seeing(strength: float, shift: int = 0) -> Weights:
+    """A model that gives a bright pixel's class, or the one so many further, 2·strength more than
+    the others."""
+    return {
+        "layer.weight": strength * torch.eye(CLASSES, 4).roll(shift, dims=0),
+        "layer.bias": torch.zeros(CLASSES),
+    }
 
 
 def weights_of(make_model: Callable[[], nn.Module], seed: int) -> dict[str, Tensor]:

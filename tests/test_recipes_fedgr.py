@@ -19,7 +19,15 @@ import pytest
 from fedsieve.cli.grid import expand
 from fedsieve.cli.recipes import first_comment
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import fedavg, fedcorr, fedcoteaching, fedgr, fednoro, fedprox
+from fedsieve.methods import (
+    fedavg,
+    fedcorr,
+    fedcoteaching,
+    feddividemix,
+    fedgr,
+    fednoro,
+    fedprox,
+)
 from fedsieve.methods.contract import Config as MethodConfig
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import (
@@ -74,6 +82,16 @@ OTHERWISE: dict[str, Any] = {
 BASELINES = {"FedAvg": fedavg.Config(), "FedProx": fedprox.Config(mu=1.0)}
 COTEACHING = fedcoteaching.Config(forget_rate=0.39, ramp_rounds=25, exponent=1.0)
 """On Clothing1M, where the networks are pretrained; on CIFAR τ is the share of wrong labels."""
+DIVIDEMIX = feddividemix.Config(
+    warmup_rounds=100,
+    clean_threshold=0.5,
+    temperature=0.5,
+    mixup_alpha=4.0,
+    lambda_u=25.0,
+    ramp_rounds=16,
+    lambda_r=1.0,
+    evaluation_view="weak",
+)
 FEDCORR = {
     "cifar10": (fedcorr.Config(preset="authors", iterations=5, fine_tuning_rounds=237), 213),
     "cifar100": (fedcorr.Config(preset="authors", iterations=10, fine_tuning_rounds=200), 200),
@@ -165,14 +183,16 @@ def tables_1_and_2() -> dict[str, dict[str, Recipe]]:
             f"{label}-{column}": as_baseline(cifar(name, source, partition, noise), method)
             for (label, method), (column, noise) in product(BASELINES.items(), columns.items())
         }
-        name = f"table{table}-{p}-coteaching"
-        files[name] = {
-            f"FL-Coteaching-{column}": as_baseline(
-                cifar(name, source, partition, noise), coteaching(noise)
-            )
-            for column, noise in columns.items()
-            if column != "clean"
-        }
+        for label, make in (
+            ("FL-Coteaching", coteaching),
+            ("FL-DivideMix", lambda noise: DIVIDEMIX),
+        ):
+            name = f"table{table}-{p}-{label.lower().removeprefix('fl-')}"
+            files[name] = {
+                f"{label}-{column}": as_baseline(cifar(name, source, partition, noise), make(noise))
+                for column, noise in columns.items()
+                if column != "clean"
+            }
         name = f"table{table}-{p}-fednoro"
         files[name] = {
             column: as_baseline(cifar(name, source, partition, noise), FEDNORO[source])
@@ -329,8 +349,10 @@ def runs(file: str) -> dict[str, Recipe]:
 def test_there_is_a_file_for_every_published_setting_and_no_other() -> None:
     assert sorted(FILES) == sorted(EXPECTED)
     found = sum(map(len, tables_1_and_2().values()))
-    others = "FedGR, FedAvg, FedProx, FedCorr; FL-Coteaching and FedNoRo on wrong labels"
-    assert found == 2 * 2 * (7 * 4 + 6 * 2), others
+    others = (
+        "FedGR, FedAvg, FedProx, FedCorr; FL-Coteaching, FL-DivideMix and FedNoRo on wrong labels"
+    )
+    assert found == 2 * 2 * (7 * 4 + 6 * 3), others
     assert sum(map(len, table_3().values())) == 2 * 4
     assert sum(map(len, tables_4_to_7().values())) == 4 * 4 * 6
     assert [len(found) for found in memorisation_study().values()] == [24, 12, 8, 2]
@@ -438,7 +460,7 @@ def test_the_header_of_a_column_gives_the_published_number(table: int, partition
         assert f"# Published: {number.replace('±', ' ± ')}, " in FILES[file]
 
 
-@pytest.mark.parametrize("method", ["FL-Coteaching", "FedNoRo"])
+@pytest.mark.parametrize("method", ["FL-Coteaching", "FL-DivideMix", "FedNoRo"])
 @pytest.mark.parametrize(("table", "partition"), list(product(SOURCE_OF, PARTITIONS)))
 def test_the_header_of_wrong_labels_alone_gives_its_row(
     table: int, partition: str, method: str

@@ -70,6 +70,14 @@ def test_streams_open_the_stream_of_their_participant() -> None:
     assert streams("select").random() != streams("views").random()
 
 
+def test_the_parts_of_a_round_draw_from_streams_of_their_own() -> None:
+    streams = Streams(5, 2, 0)
+    inner = streams.within("epoch 1").within("peer")
+    assert inner("views").random() == rng_for(5, 2, 0, "epoch 1/peer/views").random()
+    assert inner != streams.within("peer")
+    assert streams == Streams(5, 2, 0)
+
+
 def test_a_shard_is_as_long_as_its_labels_and_cannot_be_changed() -> None:
     shard = Shard(0, torch.zeros(3, 1, 2, 2), torch.arange(3), torch.arange(3), 10)
     assert len(shard) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,9 +67,15 @@ class Streams:
     seed: int
     round: int
     client: ClientId
+    part: str = ""
+    """Of the round, such as "epoch 3/"; all of it where this is empty."""
 
     def __call__(self, purpose: str) -> np.random.Generator:
-        return rng_for(self.seed, self.round, self.client, purpose)
+        return rng_for(self.seed, self.round, self.client, self.part + purpose)
+
+    def within(self, part: str) -> Streams:
+        """The streams of one part of the round, for what draws the same in several parts."""
+        return replace(self, part=f"{self.part}{part}/")
 
 
 def nothing() -> None:

@@ -28,6 +28,7 @@ from helpers import NEEDED, few_digits, tiny_recipe
 QUICK: Mapping[str, Mapping[str, Any]] = {
     "fedcoteaching": {**NEEDED["fedcoteaching"], "ramp_rounds": 1},
     "rofl": {**NEEDED["rofl"], "ramp_rounds": 1, "pseudo_label_round": 1},
+    "feddividemix": {"warmup_rounds": 1},
     "fedgr": {"warmup_rounds": 1},
     "fedes": {"pretrain_rounds": 2},
     "feddiv": {"warmup_passes": 0},  # a pass of its warm-up is as many rounds as there are clients

@@ -91,13 +91,13 @@ def test_slots_share_one_graph_from_the_images_to_the_loss(
         rows = torch.arange(step, step + SIZE) % len(plan.images)
         values = {n: column[rows] for n, column in plan.columns.items()}
         values |= dict.fromkeys(plan.views, plan.images[rows])
-        values |= {n: drawn[step % len(drawn)] for n, drawn in plan.per_step.items()}
+        values |= {n: drawn[step % len(drawn)] for n, drawn in plan.of_steps.items()}
         values |= plan.carried
         found: list[tuple[Tensor, ...]] = []
         for loss in (partial(batch_loss, plan.loss), compiled_loss(plan.loss)):
             nets = slot(plan, bench)
             result = loss(
-                tuple(plan.views),
+                plan.normalised,
                 values,
                 None,
                 constants,

@@ -484,3 +484,35 @@ def test_without_a_step_what_is_carried_stays() -> None:
     fitted = bench_of(Linear, sgd).fit(plan)
     assert fitted.steps == 0
     assert_same_weights(fitted.carried, carried)
+
+
+def towards_the_images_beside(batch: Batch, net: Net) -> Tensor:
+    BESIDE.append((len(batch["x"]), batch["u"]))
+    return net(batch["u"]).logits.sum() + 0 * mean_cross_entropy(batch, net)
+
+
+BESIDE: list[tuple[int, Tensor]] = []
+
+
+def test_a_step_reads_images_besides_its_batch() -> None:
+    """Ten samples in batches of 4, 4 and 2, and in each step three other images. For the sum of
+    the logits each row of W goes down by the sum of the images, and each of b by their number."""
+    sgd = Sgd(epochs=1, batch_size=4, lr=0.1)
+    beside = images_of(9, seed=8).view(3, 3, 1, 2, 2)
+    start = weights_of(Linear, 1)
+    BESIDE.clear()
+    plan = plan_of(
+        start,
+        images_of(10),
+        labels_of(10),
+        sgd,
+        loss=towards_the_images_beside,
+        step_images={"u": beside},
+    )
+    fitted = bench_of(Linear, sgd).fit(plan).weights[0]
+    x = (beside.flatten(3).float() / 255 - 0.25) / 0.5
+    assert [size for size, _ in BESIDE] == [4, 4, 2]
+    torch.testing.assert_close(torch.stack([u.flatten(2) for _, u in BESIDE]), x)
+    total = x.sum(dim=(0, 1))
+    torch.testing.assert_close(fitted["layer.weight"], start["layer.weight"] - 0.1 * total)
+    torch.testing.assert_close(fitted["layer.bias"], start["layer.bias"] - 0.1 * 9)

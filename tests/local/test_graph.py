@@ -264,6 +264,37 @@ def test_a_step_that_would_be_captured_carries_as_the_plain_loop_does() -> None:
         assert_carried_alike(captured, eager, 4)
 
 
+def beside_loss(batch: Batch, net: Net, frozen: Net) -> Tensor:
+    """A teacher's and the model's own guess, made in training mode, of images beside the batch."""
+    with torch.no_grad():
+        guess = frozen(batch["u"]).logits + net(batch["u"]).logits
+    logits = net(torch.cat([batch["x"], batch["u"]])).logits
+    size = len(batch["x"])
+    supervised = batch.mean(cross_entropy(logits[:size], batch["label"]))
+    return supervised + kl(guess, logits[size:], 1.0).mean()
+
+
+@needs_gpu
+@CUDA
+@pytest.mark.parametrize("tail", ["keep", "pad"])
+def test_images_besides_those_of_the_batch(exact: None, tail: str) -> None:
+    """Clients of several sizes take turns on one bench."""
+    setup, device = a_setup(), torch.device("cuda")
+    bench, eager = GraphBench(setup, device, compile_model=False), EagerBench(setup, device)
+    for n in (50, 90, 33):
+        sgd = replace(GENTLE, tail=tail)
+        shape = (count_steps(n, sgd), 10, 3, 16, 16)
+        images = np.random.default_rng(n).integers(0, 256, shape, dtype=np.uint8)
+        plan = a_plan(
+            n, sgd=sgd, loss=beside_loss, step_images={"u": torch.from_numpy(images).to(device)}
+        )
+        plan = replace(plan, frozen=[{n: 0.9 * t for n, t in plan.start[0].items()}])
+        with torch.cuda.stream(bench.stream):
+            captured = bench.fit(plan)
+        torch.cuda.synchronize()
+        assert_close(plan, eager.fit(plan), captured)
+
+
 @needs_gpu
 @CUDA
 def test_clients_of_different_sizes_share_a_bench(exact: None) -> None:
@@ -369,6 +400,8 @@ def test_what_a_step_reads_is_part_of_a_programs_key() -> None:
             {"carried": {"m": torch.zeros(2)}},
             {"carried": {"m": torch.zeros(2, 3)}},
             {"carried": {"m": torch.zeros(2, dtype=torch.int64)}},
+            {"step_images": {"u": torch.zeros((2, 5, 3, 2, 2), dtype=torch.uint8)}},
+            {"step_images": {"u": torch.zeros((2, 6, 3, 2, 2), dtype=torch.uint8)}},
         )
     ]
     assert len(set(keys)) == len(keys)

@@ -207,5 +207,13 @@ def test_a_plan_checks_that_its_parts_meet() -> None:
             plan(sgd=twice, per_step={name: torch.zeros(2)})
         with pytest.raises(AssertionError, match="share a name"):
             plan(carried={name: torch.zeros(2)})
+    beside = torch.zeros((2, 5, 1, 2, 2), dtype=torch.uint8)
+    both = plan(sgd=twice, per_step={"lam": torch.zeros(2)}, step_images={"u": beside})
+    assert list(both.of_steps) == ["lam", "u"]
+    assert both.normalised == ("x", "u")
+    with pytest.raises(AssertionError, match="per_step u: 1 rows for 2 steps"):
+        plan(sgd=twice, step_images={"u": beside[:1]})
+    with pytest.raises(AssertionError, match="share a name"):
+        plan(sgd=twice, per_step={"u": torch.zeros(2)}, step_images={"u": beside})
     with pytest.raises(AssertionError, match=r"unknown parameters \['typo'\]"):
         plan(start=[{"w": torch.zeros(1)}], update_scale={"typo": torch.zeros(1)})

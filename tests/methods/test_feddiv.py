@@ -24,8 +24,10 @@ from benches import (
     Normalised,
     RecordingBench,
     bench_of,
+    bright_shard,
     images_of,
     labels_of,
+    seeing,
     weights_of,
 )
 from fedsieve.cli.grid import expand
@@ -39,7 +41,6 @@ from fedsieve.methods.feddiv import (
     Client,
     Config,
     Down,
-    EpochStreams,
     Filter,
     Server,
     Up,
@@ -402,23 +403,6 @@ def make_bench(sgd: Sgd = SGD) -> RecordingBench:
     return RecordingBench(bench_of(Linear, sgd))
 
 
-def make_shard(wrong: int, n: int = 24) -> Shard:
-    """Sample i shows class i mod 3 as a bright pixel; the last `wrong` have the next class."""
-    true = torch.arange(n) % CLASSES
-    images = torch.zeros(n, 1, 2, 2, dtype=torch.uint8)
-    images.view(n, 4)[torch.arange(n), true] = 255
-    labels = torch.where(torch.arange(n) < n - wrong, true, (true + 1) % CLASSES)
-    return Shard(0, images, labels, torch.arange(n), CLASSES)
-
-
-def seeing(strength: float) -> Weights:
-    """A model that gives a bright pixel's class 2·strength more than the others."""
-    return {
-        "layer.weight": strength * torch.eye(CLASSES, 4),
-        "layer.bias": torch.zeros(CLASSES),
-    }
-
-
 def down_with(strength: float = 3.0, **changes: Any) -> Down:
     return replace(Down(seeing(strength), False, FIRST_FILTER), **changes)
 
@@ -489,7 +473,7 @@ def fedavg_of(shard: Shard, down: Down) -> fedavg.Up:
     ids=["warm-up", "every client is trusted"],
 )
 def test_it_is_fedavg_without_mixup_prior_and_filter(down: Down, cfg: Config) -> None:
-    shard = make_shard(wrong=9)
+    shard = bright_shard(wrong=9)
     _, up, _, bench = train(cfg, shard, down)
     assert len(bench.plans) == 1
     assert up.samples == 24
@@ -499,7 +483,7 @@ def test_it_is_fedavg_without_mixup_prior_and_filter(down: Down, cfg: Config) ->
 
 
 def test_the_warm_up_looks_at_no_filter_and_sends_none() -> None:
-    shard = make_shard(wrong=9)
+    shard = bright_shard(wrong=9)
     client, up, metrics, bench = train(Config(), shard, down_with(warm_up=True, filter=None))
     assert up.filter is None
     assert bench.views == []
@@ -510,7 +494,7 @@ def test_the_warm_up_looks_at_no_filter_and_sends_none() -> None:
 
 
 def test_the_papers_warm_up_is_mixup_alone_and_the_programs_has_the_prior() -> None:
-    shard = make_shard(wrong=9)
+    shard = bright_shard(wrong=9)
 
     def walked(**settings: Any) -> Tensor:
         _, up, _, _ = train(Config(**settings), shard, down_with(warm_up=True, filter=None))
@@ -525,7 +509,7 @@ def test_the_papers_warm_up_is_mixup_alone_and_the_programs_has_the_prior() -> N
 
 
 def test_every_step_has_its_own_lambda_and_pairing() -> None:
-    shard = make_shard(wrong=0)
+    shard = bright_shard(wrong=0)
     _, _, _, bench = train(Config(mixup_alpha=0.5), shard, down_with(warm_up=True))
     (plan,) = bench.plans
     lam, keys = plan.per_step["lam"], plan.per_step["keys"]
@@ -548,7 +532,7 @@ def p_clean_by_hand(loss: float) -> float:
 
 def test_filtering_and_relabelling_by_hand() -> None:
     """Right labels have the smallest loss, scaled to 0; wrong ones the largest, scaled to 1."""
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     client, up, metrics, _ = train(Config(eta=0.0), shard, down_with())
     belief = feddiv.own_sieve(client)
     assert belief is not None
@@ -571,7 +555,7 @@ def test_filtering_and_relabelling_by_hand() -> None:
 def test_a_client_with_few_noisy_samples_trains_on_all_as_labelled() -> None:
     """2 of 24 are 8 % and not above 10 %; 3 are 12.5 %."""
     for wrong, trusted in ((2, True), (3, False)):
-        shard = make_shard(wrong)
+        shard = bright_shard(wrong)
         client, _, metrics, bench = train(Config(eta=0.0), shard, down_with())
         assert metrics["trusted"] == trusted
         assert [plan.sgd.epochs for plan in bench.plans] == ([3] if trusted else [1, 1, 1])
@@ -581,14 +565,14 @@ def test_a_client_with_few_noisy_samples_trains_on_all_as_labelled() -> None:
 
 
 def test_exactly_the_threshold_is_still_clean() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     _, _, metrics, _ = train(Config(noisy_above=0.25), shard, down_with())
     assert metrics["trusted"] == 1
 
 
 def test_an_unsure_model_relabels_nothing() -> None:
     """Logits 2·0.05 apart: p = 1/(1 + 2e^−0.1) ≈ 0.36 < ζ, but losses still separate."""
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     client, _, metrics, _ = train(Config(eta=0.0), shard, down_with(0.05))
     assert client.trained_on is not None
     assert (client.trained_on[:18] >= 0).all()
@@ -613,7 +597,7 @@ def test_an_unsure_model_relabels_nothing() -> None:
 def test_the_ablations_train_on_fewer_samples(
     changes: Mapping[str, Any], rows: int, fits: int
 ) -> None:
-    _, _, _, bench = train(Config(eta=0.0, **changes), make_shard(wrong=6), down_with())
+    _, _, _, bench = train(Config(eta=0.0, **changes), bright_shard(wrong=6), down_with())
     assert [len(plan.images) for plan in bench.plans] == [rows] * fits
 
 
@@ -629,7 +613,7 @@ def test_the_sampler_asks_the_model_that_is_being_trained_in_each_epoch() -> Non
     A filter that is upside down trusts the twelve wrong labels alone; a model that learns those
     comes to disagree with the global one.
     """
-    shard = make_shard(wrong=12)
+    shard = bright_shard(wrong=12)
     down = down_with(1.2, filter=Filter((1.0, 0.0), (0.05, 0.05), (0.5, 0.5)))
     bias = f32([0.5, 0.3, 0.2])
     client = replace(feddiv.init_client(Config(), shard), bias=bias)
@@ -655,7 +639,7 @@ def test_the_sampler_asks_the_model_that_is_being_trained_in_each_epoch() -> Non
 
 
 def test_without_debiasing_the_first_epoch_keeps_every_sample() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     for xi, everything in ((0.0, True), (0.5, False)):
         cfg = Config(eta=0.0, xi=xi, zeta=0.0)
         _, _, _, bench = train(cfg, shard, down_with(1.2), biased_client(shard))
@@ -663,9 +647,10 @@ def test_without_debiasing_the_first_epoch_keeps_every_sample() -> None:
 
 
 def test_epochs_that_are_fitted_one_by_one_draw_afresh() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     _, _, _, bench = train(Config(eta=0.0), shard, down_with())
-    assert [plan.rng for plan in bench.plans] == [EpochStreams(5, 2, 0, e) for e in range(3)]
+    streams = Streams(5, 2, 0)
+    assert [plan.rng for plan in bench.plans] == [streams.within(f"epoch {e}") for e in range(3)]
     orders = [np.concatenate(schedule(24, SGD, plan.rng("batches")).rows) for plan in bench.plans]
     assert len({tuple(order) for order in orders}) == 3
     keys = [plan.per_step["keys"] for plan in bench.plans]
@@ -674,7 +659,7 @@ def test_epochs_that_are_fitted_one_by_one_draw_afresh() -> None:
 
 def test_an_empty_set_returns_the_global_model() -> None:
     """All labels wrong: nothing but relabelled samples would be left, and ζ = 1 admits none."""
-    shard = make_shard(wrong=24)
+    shard = bright_shard(wrong=24)
     down = down_with(0.05, filter=Filter((-9.0, 0.5), (0.01, 0.5), (0.5, 0.5)))
     client, up, metrics, _ = train(Config(zeta=1.0), shard, down)
     assert metrics["noise_level"] == 1
@@ -685,14 +670,14 @@ def test_an_empty_set_returns_the_global_model() -> None:
 
 
 def test_the_bias_after_a_round_is_equation_12_on_all_samples() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     client, up, _, _ = train(Config(eta=0.0), shard, down_with())
     mean = softmax(logits_of(up.weights, shard)).mean(axis=0)
     np.testing.assert_allclose(client.bias, 0.2 / 3 + 0.8 * mean, rtol=1e-4)
 
 
 def test_what_leaves_a_site_is_the_model_a_count_and_six_numbers() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     _, up, _, _ = train(Config(), shard, down_with())
     tensors, numbers = values_of(up)
     assert set(tensors) == {"weights.layer.weight", "weights.layer.bias"}
@@ -706,7 +691,7 @@ def test_a_local_filter_is_the_clients_own_mixture_and_never_travels() -> None:
     server = server_with(cfg)
     down = feddiv.send(cfg, server, 0, 0)
     assert down.filter is None
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     client, up, _, _ = train(cfg, shard, replace(down, weights=seeing(3.0)))
     assert up.filter is None
     assert client.p_clean is not None
@@ -718,7 +703,7 @@ def test_a_local_filter_is_the_clients_own_mixture_and_never_travels() -> None:
 
 
 def test_a_diverged_model_still_ends_its_round() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     down = down_with()
     broken = {name: tensor * math.nan for name, tensor in down.weights.items()}
     client, up, metrics, _ = train(Config(), shard, replace(down, weights=broken))
@@ -732,7 +717,7 @@ def test_a_diverged_model_still_ends_its_round() -> None:
 
 
 def test_first_participations_are_on_clean_samples_alone() -> None:
-    cfg, shard = Config(preset="authors", persist_relabels=False, eta=0.0), make_shard(wrong=6)
+    cfg, shard = Config(preset="authors", persist_relabels=False, eta=0.0), bright_shard(wrong=6)
     client = feddiv.init_client(cfg, shard)
     sizes = []
     for _ in range(7):
@@ -743,7 +728,7 @@ def test_first_participations_are_on_clean_samples_alone() -> None:
 
 
 def test_the_sampler_uses_what_the_previous_participation_predicted() -> None:
-    cfg, shard = Config(preset="authors", persist_relabels=False, eta=0.0), make_shard(wrong=6)
+    cfg, shard = Config(preset="authors", persist_relabels=False, eta=0.0), bright_shard(wrong=6)
     remembered = torch.arange(24) % CLASSES
     remembered[4:14] = 2
     client = replace(feddiv.init_client(cfg, shard), participations=5, local_prediction=remembered)
@@ -760,7 +745,7 @@ def test_the_sampler_uses_what_the_previous_participation_predicted() -> None:
 def test_pseudo_labels_that_persist_are_what_later_rounds_filter() -> None:
     """The six wrong labels are replaced; at the next visit all labels in use look clean, but the
     belief about the given ones is still that six are wrong."""
-    cfg, shard = Config(preset="authors", eta=0.0), make_shard(wrong=6)
+    cfg, shard = Config(preset="authors", eta=0.0), bright_shard(wrong=6)
     first, _, metrics, _ = train(cfg, shard, down_with())
     assert metrics["noise_level"] == 0.25
     assert first.labels is not None
@@ -777,7 +762,7 @@ def test_pseudo_labels_that_persist_are_what_later_rounds_filter() -> None:
 
 
 def test_only_labels_on_which_both_models_agree_are_replaced() -> None:
-    cfg, shard = Config(preset="authors", eta=0.0), make_shard(wrong=6)
+    cfg, shard = Config(preset="authors", eta=0.0), bright_shard(wrong=6)
     disagreeing = (torch.arange(24) % CLASSES).where(torch.arange(24) < 21, 0)
     client = replace(feddiv.init_client(cfg, shard), local_prediction=disagreeing)
     after, _, _, _ = train(cfg, shard, down_with(), client)
@@ -788,7 +773,7 @@ def test_only_labels_on_which_both_models_agree_are_replaced() -> None:
 
 def test_without_relabelling_nothing_persists() -> None:
     """Else the six noisy samples would come back at the next visit as clean ones, relabelled."""
-    cfg, shard = Config(preset="authors", relabel=False, eta=0.0), make_shard(wrong=6)
+    cfg, shard = Config(preset="authors", relabel=False, eta=0.0), bright_shard(wrong=6)
     client = feddiv.init_client(cfg, shard)
     for _ in range(7):
         client, _, metrics, bench = train(cfg, shard, down_with(), client)
@@ -799,7 +784,7 @@ def test_without_relabelling_nothing_persists() -> None:
 
 
 def test_persistence_can_follow_the_global_models_own_agreement() -> None:
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     cfg = Config(persist_relabels=True, eta=0.0)
     client, _, _, _ = train(cfg, shard, down_with())
     assert client.labels is not None
@@ -807,7 +792,7 @@ def test_persistence_can_follow_the_global_models_own_agreement() -> None:
 
 
 def test_a_small_set_may_be_skipped() -> None:
-    shard = make_shard(wrong=20)  # four right labels: exactly a batch
+    shard = bright_shard(wrong=20)  # four right labels: exactly a batch
     for rule, fits in (("skip", 0), ("train", 1)):
         cfg = Config(preset="authors", small_sets=rule)
         down = down_with()
@@ -820,7 +805,7 @@ def test_a_small_set_may_be_skipped() -> None:
 
 def test_the_bias_may_count_confident_samples_only() -> None:
     """Nobody is 85 % sure: the bias stays. All are: it moves as in equation 12."""
-    shard = make_shard(wrong=6)
+    shard = bright_shard(wrong=6)
     cfg = Config(bias_from="confident", eta=0.0)
     sgd = replace(SGD, lr=1e-6)
     unsure, _, _, _ = train(cfg, shard, down_with(0.05), bench=make_bench(sgd))
@@ -833,22 +818,22 @@ def test_the_bias_may_count_confident_samples_only() -> None:
 
 def test_evaluation_may_see_augmented_images() -> None:
     for preset, view in (("paper", "raw"), ("authors", "weak")):
-        _, _, _, bench = train(Config(preset=preset), make_shard(wrong=6), down_with())
+        _, _, _, bench = train(Config(preset=preset), bright_shard(wrong=6), down_with())
         assert bench.views == [view]
 
 
 def test_other_samples_than_remembered_are_refused() -> None:
     cfg = Config(preset="authors")
-    client, _, _, _ = train(cfg, make_shard(wrong=6), down_with())
+    client, _, _, _ = train(cfg, bright_shard(wrong=6), down_with())
     with pytest.raises(FedsieveError, match="remembers other samples than the 12 it holds"):
-        train(cfg, make_shard(wrong=6, n=12), down_with(), client)
+        train(cfg, bright_shard(wrong=6, n=12), down_with(), client)
 
 
 # --------------------------------------------------------------------------- audit and whole runs
 
 
 def test_suspicion_is_the_mean_of_filter_and_model() -> None:
-    shard, cfg, down = make_shard(wrong=6), Config(), down_with(1.0)
+    shard, cfg, down = bright_shard(wrong=6), Config(), down_with(1.0)
     client = feddiv.init_client(cfg, shard)
     found = feddiv.suspect(cfg, client, down, shard, make_bench())
     p = softmax(logits_of(down.weights, shard))[np.arange(24), shard.labels.numpy()]

@@ -55,6 +55,14 @@ def test_a_sample_is_mixed_with_one_of_its_own_batch(size: int) -> None:
     assert float(mixed_loss(batch, others, x)) == pytest.approx(expected, rel=1e-5)
 
 
+def test_several_blocks_that_are_mixed_together_have_a_key_for_each_sample() -> None:
+    """The shares are those of one block."""
+    sgd = Sgd(epochs=2, batch_size=4)
+    one, four = (draw_mixing(10, sgd, 2.0, np.random.default_rng(0), CPU, b) for b in (1, 4))
+    assert (one["keys"].shape, four["keys"].shape) == ((6, 4), (6, 16))
+    assert torch.equal(one["lam"], four["lam"])
+
+
 def test_lambda_is_beta_distributed() -> None:
     """Beta(α, α) has mean ½ and variance 1/(4(2α + 1)): ¹⁄₂₀ for α = 2."""
     sgd = Sgd(epochs=300, batch_size=4)

@@ -239,6 +239,8 @@ class EagerBench:
             values[name] = self.normalise(view[rows + offset if repeated else rows])
         for name, rows_of_steps in plan.per_step.items():
             values[name] = rows_of_steps[step].to(self.device)
+        for name, images in plan.step_images.items():
+            values[name] = self.normalise(images[step].to(self.device))
         return Batch(values, constants, padding_weight(len(rows), steps.padding[step], self.device))
 
     def epoch_views(self, plan: Plan) -> Iterator[tuple[range, Mapping[str, Tensor]]]:

@@ -20,7 +20,7 @@ from fedsieve.types import Outputs, Weights
 
 def batch_loss(
     loss: Loss,
-    views: Collection[str],
+    images: Collection[str],
     values: Mapping[str, Tensor],
     weight: Tensor | None,
     constants: Mapping[str, Tensor | Weights],
@@ -28,9 +28,9 @@ def batch_loss(
     shift: Tensor,
     nets: Sequence[LossNet],
 ) -> Tensor | Stepped:
-    """The loss of a batch whose views are still uint8: all of a step that is differentiated."""
+    """The loss of a batch whose images are still uint8: all of a step that is differentiated."""
     seen = {
-        name: normalised(value, scale, shift) if name in views else value
+        name: normalised(value, scale, shift) if name in images else value
         for name, value in values.items()
     }
     return loss(Batch(seen, constants, weight), *nets)

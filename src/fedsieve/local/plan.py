@@ -69,7 +69,8 @@ class Batch:
 
     values: Mapping[str, Tensor]
     """Views by name, normalised, (B, C, H, W); per-sample columns by name, (B, ...); what the plan
-    holds per step, one row without its leading dimension; and what the last step carried over."""
+    holds per step, one row without its leading dimension, normalised if it is images; and what the
+    last step carried over."""
     constants: Mapping[str, Tensor | Weights]
     """Numbers (as 0-d tensors), tensors and weights that stay the same for the whole plan."""
     weight: Tensor | None
@@ -163,6 +164,9 @@ class Plan:
     carried: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors that each step reads from the batch by name and replaces, as the first step finds
     them. The loss returns their successors, of the same shape and type, in `Stepped`."""
+    step_images: Mapping[str, Tensor] = field(default_factory=dict)
+    """Images besides those of the batch, (`count_steps`, rows, C, H, W) uint8: step t reads row t,
+    normalised like a view. They are views already: nothing more is drawn for them."""
     update_scale: Weights | None = None
     """s, by name of a trainable parameter of every trained model: u = s ⊙ (g + λw), v ← m·v + u,
     w ← w − η·v. An entry broadcasts to its parameter and s = 0 keeps it as it is; a parameter
@@ -172,15 +176,23 @@ class Plan:
         for name, column in self.columns.items():
             assert len(column) == len(self.images), f"column {name}: {len(column)} rows"
         steps = count_steps(len(self.images), self.sgd)
-        for name, values in self.per_step.items():
+        for name, values in self.of_steps.items():
             assert len(values) == steps, f"per_step {name}: {len(values)} rows for {steps} steps"
-        names = [*self.columns, *self.views, *self.per_step, *self.carried]
-        assert len(names) == len(set(names)), (
-            "two of views, columns, per_step and carried share a name"
-        )
+        names = [*self.columns, *self.views, *self.per_step, *self.step_images, *self.carried]
+        assert len(names) == len(set(names)), "two of what a batch holds share a name"
         assert 1 <= len(self.start) <= 2
         strange = set(self.update_scale or ()) - set(self.start[0])
         assert not strange, f"update_scale for unknown parameters {sorted(strange)}"
+
+    @property
+    def of_steps(self) -> Mapping[str, Tensor]:
+        """All that has a row for each step."""
+        return {**self.per_step, **self.step_images}
+
+    @property
+    def normalised(self) -> tuple[str, ...]:
+        """Names of what a loss sees normalised."""
+        return (*self.views, *self.step_images)
 
 
 @dataclass(frozen=True)

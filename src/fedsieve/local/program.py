@@ -58,6 +58,7 @@ def program_key(plan: Plan) -> Hashable:
         ),
         tuple((name, v.dtype, v.shape[1:]) for name, v in sorted(plan.per_step.items())),
         tuple((name, t.dtype, t.shape) for name, t in sorted(plan.carried.items())),
+        tuple((name, v.shape[1:]) for name, v in sorted(plan.step_images.items())),
         plan.update_scale is not None,
     )
 
@@ -209,7 +210,7 @@ class Program:
         self, plan: Plan, schedule: Schedule, stretch: range, views: Mapping[str, Tensor]
     ) -> None:
         """Gather the batches of a stretch of epochs into the static buffers."""
-        n, device = len(plan.images), self._bench.device
+        n, device, of_steps = len(plan.images), self._bench.device, plan.of_steps
         for size, step in self._steps.items():
             step.counter.zero_()
             chosen = schedule.steps_in(stretch, size)
@@ -220,8 +221,8 @@ class Program:
             index = torch.from_numpy(np.stack([rows, rows + n * epochs[:, None]]))
             index = index.pin_memory().to(device, non_blocking=True).flatten(1)
             for name, buffer in step.values.items():
-                if name in plan.per_step:
-                    drawn = plan.per_step[name][chosen]
+                if name in of_steps:
+                    drawn = of_steps[name][chosen]
                     drawn = drawn if drawn.is_cuda else drawn.pin_memory()
                     buffer[: len(chosen)].copy_(drawn, non_blocking=True)
                     continue
@@ -241,7 +242,7 @@ class Program:
         room, device = 1 << (count - 1).bit_length(), self._bench.device
         rows = {name: (t.dtype, (size, *t.shape[1:])) for name, t in plan.columns.items()}
         rows |= {name: (t.dtype, (size, *t.shape[1:])) for name, t in views.items()}
-        rows |= {name: (t.dtype, t.shape[1:]) for name, t in plan.per_step.items()}
+        rows |= {name: (t.dtype, t.shape[1:]) for name, t in plan.of_steps.items()}
         values = {
             name: torch.zeros((room, *shape), dtype=dtype, device=device)
             for name, (dtype, shape) in rows.items()
@@ -288,7 +289,7 @@ class Program:
             return rows.index_select(0, step.counter).squeeze(0)
 
         found = loss_of(
-            tuple(plan.views),
+            plan.normalised,
             {name: current(rows) for name, rows in step.values.items()} | self._carried,
             None if step.weight is None else current(step.weight),
             self._constants,

@@ -70,7 +70,7 @@ from fedsieve.methods.contract import (
 from fedsieve.methods.mixup import draw_mixing, mixed, mixed_loss
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.sieve.gmm import Mixture, clean_posterior, fit_mixture, refit_mixture
-from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights, rng_for
+from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 
 # ------------------------------------------------------------------------------ hyper-parameters
 
@@ -552,21 +552,11 @@ def learn(
         if epoch > 0:
             logits = bench.forward(weights, images).logits
         chosen = lesson.offered & agreement(logits, client.bias, switches.xi, lesson.pseudo)
-        streams = EpochStreams(rng.seed, rng.round, rng.client, epoch)
+        streams = rng.within(f"epoch {epoch}")
         fitted = fit(weights, chosen, replace(bench.sgd, epochs=1), streams)
         weights = fitted.weights[0]
         total, steps = total + fitted.loss * fitted.steps, steps + fitted.steps
     return Learnt(weights, total / max(1, steps), chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class EpochStreams(Streams):
-    """The random streams of one epoch, for a round that is trained epoch by epoch."""
-
-    epoch: int
-
-    def __call__(self, purpose: str) -> np.random.Generator:
-        return rng_for(self.seed, self.round, self.client, f"epoch {self.epoch}/{purpose}")
 
 
 def _plan(

@@ -16,13 +16,19 @@ from fedsieve.losses import cross_entropy
 
 
 def draw_mixing(
-    n: int, sgd: Sgd, alpha: float, rng: np.random.Generator, device: torch.device
+    n: int,
+    sgd: Sgd,
+    alpha: float,
+    rng: np.random.Generator,
+    device: torch.device,
+    blocks: int = 1,
 ) -> dict[str, Tensor]:
     """What a plan of n samples needs `per_step`: λ ~ Beta(α, α), 1 where α is 0, and keys whose
-    order pairs the samples; the first B of them suit a batch of any size B."""
+    order pairs the samples; the first B of them suit a batch of any size B. Where several `blocks`
+    of a batch's size are mixed with each other, there are keys for all of them."""
     steps = count_steps(n, sgd)
     lam = rng.beta(alpha, alpha, size=steps) if alpha > 0 else np.ones(steps)
-    keys = rng.random((steps, sgd.batch_size))
+    keys = rng.random((steps, blocks * sgd.batch_size))
     return {
         "lam": torch.from_numpy(lam.astype(np.float32)).to(device),
         "keys": torch.from_numpy(keys.astype(np.float32)).to(device),
