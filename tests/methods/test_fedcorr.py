@@ -506,6 +506,24 @@ def test_without_iterations_nobody_is_noisy_and_nothing_corrected() -> None:
     assert (down.pre_processing, down.noisy, down.corrections) == (False, False, ())
 
 
+@pytest.mark.parametrize(
+    ("lid", "level", "sentence"),
+    [
+        (1e308, 0.4, r"LID score 1e\+308; it must be above 0, and 1e\+06 at the most"),
+        (0.0, 0.4, "LID score 0.0; it must be above 0"),
+        (3.0, 1.5, r"noise level 1.5; it must be in \[0, 1\]"),
+        (3.0, -0.1, "noise level -0.1"),
+    ],
+)
+def test_numbers_that_no_client_can_measure_are_refused(
+    lid: float, level: float, sentence: str
+) -> None:
+    """A sum of LID scores that overflows would stop every later verdict."""
+    cfg = Config(iterations=1)
+    with pytest.raises(FedsieveError, match=sentence):
+        fedcorr.merge(cfg, server_with(cfg), 0, {0: up_with(lid, level)})
+
+
 def test_nobody_to_merge_is_refused_and_no_samples_change_nothing() -> None:
     cfg = Config(iterations=1)
     server = server_with(cfg)
@@ -877,11 +895,31 @@ def test_equal_predictions_have_no_dimension_and_make_no_client_noisy() -> None:
     assert up.noise_level is not None
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 10])
-def test_a_small_client_has_as_many_neighbours_as_it_can(n: int) -> None:
-    _, up, _, _ = train(Config(neighbours=20), make_shard(wrong=0, n=n), down_with())
-    assert (up.lid is None) is (n < 3)
+@pytest.mark.parametrize(
+    ("n", "neighbours", "scored"),
+    [(1, 20, False), (3, 20, False), (5, 20, False), (6, 20, True), (3, 2, True), (2, 2, False)],
+)
+def test_a_small_client_has_as_many_neighbours_as_it_can(
+    n: int, neighbours: int, scored: bool
+) -> None:
+    _, up, _, _ = train(Config(neighbours=neighbours), make_shard(wrong=0, n=n), down_with())
+    assert (up.lid is not None) is scored
     assert up.samples == n
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 10])
+def test_one_tiny_client_does_not_decide_who_else_is_noisy(n: int) -> None:
+    """Twenty clients as on CIFAR-10, by the page of FedCorr, and one with a few predictions; five
+    iterations. From two neighbours its score is often ten times theirs."""
+    rng = np.random.default_rng(n)
+    clean, noisy = rng.normal(3.7, 0.1, (5, 10)), rng.normal(4.85, 0.2, (5, 10))
+    lids = np.concatenate([clean, noisy], axis=1).sum(axis=0)
+    tiny = [fedcorr.lid_score(torch.tensor(rng.dirichlet(np.ones(10), n)), 20) for _ in range(5)]
+    scores = [score for score in tiny if score is not None]
+    standings = [Standing(lid=float(lid), scores=5) for lid in lids]
+    standings.append(Standing(lid=sum(scores), scores=len(scores)))
+    verdict = fedcorr.judged(tuple(standings), 5)
+    assert [standing.noisy for standing in verdict[:20]] == [False] * 10 + [True] * 10
 
 
 def test_a_client_without_samples_returns_what_it_got() -> None:
