@@ -799,6 +799,16 @@ def test_a_clean_client_trusts_its_labels() -> None:
     assert torch.equal(refined, shard.labels)
 
 
+def test_a_client_that_is_found_clean_later_trusts_what_it_kept() -> None:
+    """Noisy after the first iteration, with six labels replaced, and clean after the second."""
+    shard = make_shard(wrong=9)
+    once = correct(with_losses(shard), shard, (ITERATION,))
+    measured = replace(once, losses=with_losses(shard).losses)
+    after, _, _, _ = train(Config(), shard, down_with(noisy=False), measured)
+    assert after.p_clean is not None
+    assert after.p_clean.tolist() == [1.0] * 24 + [0.0] * 6
+
+
 def test_a_client_that_was_never_measured_makes_no_correction_of_an_iteration() -> None:
     shard = make_shard(wrong=9)
     assert replaced(correct(Client(), shard, (ITERATION,)), shard) == []
