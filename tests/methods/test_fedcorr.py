@@ -418,9 +418,10 @@ def test_an_iteration_ends_even_if_a_round_of_it_brought_nothing(missing: int) -
         assert_same_weights(correction.weights, server.weights)
     chosen = fedcorr.select(cfg, server, 6, Streams(1, 6, SERVER))
     assert set(chosen) <= {0, 1, 2, 4, missing}
-    later, _ = fedcorr.merge(cfg, server, 6, {0: Up(weights_of(Linear, 60), 30, None, None)})
+    later, metrics = fedcorr.merge(cfg, server, 6, {0: Up(weights_of(Linear, 60), 30, None, None)})
     (correction,) = later.corrections
     assert_same_weights(correction.weights, server.weights)
+    assert ("noisy_clients" in metrics) is (server.settled == 0), "the verdict is told once"
 
 
 # ----------------------------------------------------------------- which corrections are sent

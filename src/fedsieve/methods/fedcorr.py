@@ -314,6 +314,7 @@ def merge(
     """Average the weights and add up the LID scores; at the end of an iteration or of the
     fine-tuning, say who is noisy and by which model labels are to be corrected."""
     check(len(ups) > 0, f"No client took part in round {round}; let at least one.")
+    judged_before = server.settled
     server = settled(cfg, server, round)
     samples = [up.samples for up in ups.values()]
     weights = server.weights
@@ -328,7 +329,7 @@ def merge(
     )
     server = replace(server, weights=weights, standings=standings, corrections=corrections)
     after = settled(cfg, server, round + 1)
-    return after, describe(cfg, after) if after.settled > server.settled else {}
+    return after, describe(cfg, after) if after.settled > judged_before else {}
 
 
 def heard(standing: Standing, up: Up, corrected: int) -> Standing:
