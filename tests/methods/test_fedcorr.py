@@ -555,6 +555,9 @@ def test_what_a_client_measures_is_of_the_model_that_it_trained() -> None:
 
 def test_the_program_looks_at_augmented_images_and_applies_softmax_twice() -> None:
     shard = make_shard(wrong=9)
+    correcting = down_with(noisy=True, noise_level=0.4, corrections=(ITERATION,))
+    _, _, _, bench = train(Config(preset="authors"), shard, correcting, with_losses(shard))
+    assert bench.views == ["weak", "weak"], "for the correction, and after the training"
     client, up, _, bench = train(Config(preset="authors"), shard, down_with())
     assert bench.views == ["weak"]
     p = softmax(logits_of(up.weights, shard), axis=1)  # the weak view of these is the raw one
