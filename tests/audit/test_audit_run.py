@@ -21,6 +21,8 @@ from fedsieve.audit.suspects import read_suspects
 from fedsieve.data.own import OwnData, read_own
 from fedsieve.data.sources.digits import load_digits
 from fedsieve.errors import FedsieveError
+from fedsieve.methods import fedcorr
+from fedsieve.methods.contract import Federation
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import load_scene
 from fedsieve.simulate.control import Silent
@@ -233,6 +235,28 @@ def test_many_sites_take_turns(own: OwnData) -> None:
     settings = choose(many, Asked(device="cpu"))
     assert settings.recipe().clients_per_round == 20
     assert settings.rounds == 12 * 60
+
+
+@pytest.mark.parametrize(("sites", "rounds"), [(3, 60), (3, 20), (30, 120), (240, 720)])
+def test_methods_that_begin_with_a_walk_come_to_its_end(
+    sites: int, rounds: int, own: OwnData
+) -> None:
+    """Their defaults, five passes of one site a round, would be the whole audit."""
+    parts = np.array_split(np.arange(len(own)), sites)
+    data = replace(own, sites={str(i): part for i, part in enumerate(parts)})
+    recipe = choose(data, Asked(device="cpu", method="fedcorr", rounds=rounds)).recipe()
+    federation = Federation((1,) * sites, recipe.clients_per_round, rounds, 10)
+    cfg: Any = recipe.method
+    assert 0 < fedcorr.first_fine_tuning_round(cfg, federation) <= rounds / 4
+    assert rounds / 4 < fedcorr.first_usual_round(cfg, federation) <= rounds / 2
+    cfg = choose(data, Asked(device="cpu", method="feddiv", rounds=rounds)).recipe().method
+    assert 0 < cfg.warmup_passes * sites <= rounds / 2
+
+
+def test_too_few_rounds_for_a_walk_are_told_in_a_sentence(own: OwnData) -> None:
+    settings = choose(own, Asked(device="cpu", method="feddiv", rounds=5))
+    with pytest.raises(FedsieveError, match="audit of 3 sites needs at least 6 rounds; ask for"):
+        settings.recipe()
 
 
 def test_what_cannot_be_audited_is_told_in_a_sentence(own: OwnData) -> None:

@@ -114,6 +114,15 @@ def test_the_global_model_is_a_whole_finite_model(method: Method) -> None:
     assert any(not torch.equal(after[name], tensor) for name, tensor in start.items())
 
 
+def test_a_client_has_a_network_for_each_global_one(method: Method) -> None:
+    """A method with `peers` needs `local_peers`."""
+    progress = federate(stage_of(method))
+    shapes = [{n: t.shape for n, t in each.items()} for each in method.networks(progress.server)]
+    for result in progress.results.values():
+        own = method.local_networks(result.up)
+        assert [{n: t.shape for n, t in each.items()} for each in own] == shapes
+
+
 @pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
 @pytest.mark.parametrize("size", [0, 1, 2, 15, 16, 17])
 @pytest.mark.parametrize("rounds_before", [0, 2])

@@ -23,11 +23,11 @@ def up_in(reply: Message, kind: type[Any] = fedavg.Up) -> tuple[Any, Receipt, di
     return records["up"], records["receipt"], metrics_of(reply.content)
 
 
-def with_up(change: Callable[[Any], Any]) -> Spoil:
+def with_up(change: Callable[[Any], Any], kind: type[Any] = fedavg.Up) -> Spoil:
     """The same reply with another update in it."""
 
     def spoil(message: Message, reply: Message) -> Message:
-        up, receipt, metrics = up_in(reply)
+        up, receipt, metrics = up_in(reply, kind)
         return Message(to_content(metrics, up=change(up), receipt=receipt), reply_to=message)
 
     return spoil

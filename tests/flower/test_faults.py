@@ -40,7 +40,7 @@ from fedsieve.flower.grid import InProcessGrid
 from fedsieve.flower.messages import HELLO, ROUND, Hello, Order
 from fedsieve.flower.records import from_content, read, to_content
 from fedsieve.flower.settings import Settings
-from fedsieve.methods import METHODS, fedavg
+from fedsieve.methods import METHODS, fedavg, fedcoteaching
 from fedsieve.serial import decode
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.directory import Checkpoint, Model, read_lines
@@ -137,6 +137,22 @@ def test_a_bad_reply_is_left_out_by_name(fault: str, stage: Stage) -> None:
     for name, tensor in model.items():
         mean = sum(up.weights[name].double() * (up.samples / total) for up in others)
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("as_sent", [lambda t: t.double(), lambda t: t[None]])
+def test_a_second_network_that_does_not_fit_is_left_out_by_name(
+    as_sent: Callable[[torch.Tensor], torch.Tensor], stage: Stage
+) -> None:
+    """Alone it could be merged, with another dtype, and no other update with it."""
+
+    def change(up: fedcoteaching.Up) -> fedcoteaching.Up:
+        return replace(up, peer={name: as_sent(tensor) for name, tensor in up.peer.items()})
+
+    spoil = from_client(2, ROUND, with_up(change, fedcoteaching.Up))
+    stage.run(small_recipe("fedcoteaching", rounds=1), SpoiledGrid(stage.nodes(), spoil))
+    (line,) = read_lines(stage.out / "metrics.jsonl")
+    assert list(line["refused"]) == [NAME]
+    assert "does not fit the global model" in line["refused"][NAME]
 
 
 def safetensors_of(folder: Path) -> Mapping[str, torch.Tensor]:

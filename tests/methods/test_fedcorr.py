@@ -418,9 +418,10 @@ def test_an_iteration_ends_even_if_a_round_of_it_brought_nothing(missing: int) -
         assert_same_weights(correction.weights, server.weights)
     chosen = fedcorr.select(cfg, server, 6, Streams(1, 6, SERVER))
     assert set(chosen) <= {0, 1, 2, 4, missing}
-    later, _ = fedcorr.merge(cfg, server, 6, {0: Up(weights_of(Linear, 60), 30, None, None)})
+    later, metrics = fedcorr.merge(cfg, server, 6, {0: Up(weights_of(Linear, 60), 30, None, None)})
     (correction,) = later.corrections
     assert_same_weights(correction.weights, server.weights)
+    assert ("noisy_clients" in metrics) is (server.settled == 0), "the verdict is told once"
 
 
 # ----------------------------------------------------------------- which corrections are sent
@@ -506,6 +507,24 @@ def test_without_iterations_nobody_is_noisy_and_nothing_corrected() -> None:
     assert (down.pre_processing, down.noisy, down.corrections) == (False, False, ())
 
 
+@pytest.mark.parametrize(
+    ("lid", "level", "sentence"),
+    [
+        (1e308, 0.4, r"LID score 1e\+308; it must be above 0, and 1e\+06 at the most"),
+        (0.0, 0.4, "LID score 0.0; it must be above 0"),
+        (3.0, 1.5, r"noise level 1.5; it must be in \[0, 1\]"),
+        (3.0, -0.1, "noise level -0.1"),
+    ],
+)
+def test_numbers_that_no_client_can_measure_are_refused(
+    lid: float, level: float, sentence: str
+) -> None:
+    """A sum of LID scores that overflows would stop every later verdict."""
+    cfg = Config(iterations=1)
+    with pytest.raises(FedsieveError, match=sentence):
+        fedcorr.merge(cfg, server_with(cfg), 0, {0: up_with(lid, level)})
+
+
 def test_nobody_to_merge_is_refused_and_no_samples_change_nothing() -> None:
     cfg = Config(iterations=1)
     server = server_with(cfg)
@@ -536,6 +555,9 @@ def test_what_a_client_measures_is_of_the_model_that_it_trained() -> None:
 
 def test_the_program_looks_at_augmented_images_and_applies_softmax_twice() -> None:
     shard = make_shard(wrong=9)
+    correcting = down_with(noisy=True, noise_level=0.4, corrections=(ITERATION,))
+    _, _, _, bench = train(Config(preset="authors"), shard, correcting, with_losses(shard))
+    assert bench.views == ["weak", "weak"], "for the correction, and after the training"
     client, up, _, bench = train(Config(preset="authors"), shard, down_with())
     assert bench.views == ["weak"]
     p = softmax(logits_of(up.weights, shard), axis=1)  # the weak view of these is the raw one
@@ -781,6 +803,16 @@ def test_a_clean_client_trusts_its_labels() -> None:
     assert torch.equal(refined, shard.labels)
 
 
+def test_a_client_that_is_found_clean_later_trusts_what_it_kept() -> None:
+    """Noisy after the first iteration, with six labels replaced, and clean after the second."""
+    shard = make_shard(wrong=9)
+    once = correct(with_losses(shard), shard, (ITERATION,))
+    measured = replace(once, losses=with_losses(shard).losses)
+    after, _, _, _ = train(Config(), shard, down_with(noisy=False), measured)
+    assert after.p_clean is not None
+    assert after.p_clean.tolist() == [1.0] * 24 + [0.0] * 6
+
+
 def test_a_client_that_was_never_measured_makes_no_correction_of_an_iteration() -> None:
     shard = make_shard(wrong=9)
     assert replaced(correct(Client(), shard, (ITERATION,)), shard) == []
@@ -877,11 +909,31 @@ def test_equal_predictions_have_no_dimension_and_make_no_client_noisy() -> None:
     assert up.noise_level is not None
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 10])
-def test_a_small_client_has_as_many_neighbours_as_it_can(n: int) -> None:
-    _, up, _, _ = train(Config(neighbours=20), make_shard(wrong=0, n=n), down_with())
-    assert (up.lid is None) is (n < 3)
+@pytest.mark.parametrize(
+    ("n", "neighbours", "scored"),
+    [(1, 20, False), (3, 20, False), (5, 20, False), (6, 20, True), (3, 2, True), (2, 2, False)],
+)
+def test_a_small_client_has_as_many_neighbours_as_it_can(
+    n: int, neighbours: int, scored: bool
+) -> None:
+    _, up, _, _ = train(Config(neighbours=neighbours), make_shard(wrong=0, n=n), down_with())
+    assert (up.lid is not None) is scored
     assert up.samples == n
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 10])
+def test_one_tiny_client_does_not_decide_who_else_is_noisy(n: int) -> None:
+    """Twenty clients as on CIFAR-10, by the page of FedCorr, and one with a few predictions; five
+    iterations. From two neighbours its score is often ten times theirs."""
+    rng = np.random.default_rng(n)
+    clean, noisy = rng.normal(3.7, 0.1, (5, 10)), rng.normal(4.85, 0.2, (5, 10))
+    lids = np.concatenate([clean, noisy], axis=1).sum(axis=0)
+    tiny = [fedcorr.lid_score(torch.tensor(rng.dirichlet(np.ones(10), n)), 20) for _ in range(5)]
+    scores = [score for score in tiny if score is not None]
+    standings = [Standing(lid=float(lid), scores=5) for lid in lids]
+    standings.append(Standing(lid=sum(scores), scores=len(scores)))
+    verdict = fedcorr.judged(tuple(standings), 5)
+    assert [standing.noisy for standing in verdict[:20]] == [False] * 10 + [True] * 10
 
 
 def test_a_client_without_samples_returns_what_it_got() -> None:

@@ -389,7 +389,7 @@ def test_it_is_registered_with_both_networks() -> None:
     server = Server({"w": torch.zeros(1)}, {"w": torch.ones(1)}, FEDERATION)
     assert found.networks(server) == (server.weights, server.peer)
     assert found.weights(server) is server.weights
-    assert found.local_weights(Up(server.weights, server.peer, 3)) is server.weights
+    assert found.local_networks(Up(server.weights, server.peer, 3)) == (server.weights, server.peer)
     assert METHODS["fedavg"].networks(fedavg.Server(server.weights, FEDERATION)) == (
         server.weights,
     )

@@ -233,6 +233,27 @@ def up_of(server: Server, samples: int, local: Filter | None) -> Up:
     return Up(server.weights, samples, local)
 
 
+@pytest.mark.parametrize(
+    "strange",
+    [
+        replace(HALF, means=(0.1, 1e30)),
+        replace(HALF, means=(-1.0, 0.4)),
+        replace(HALF, variances=(0.1, -1e9)),
+        replace(HALF, variances=(0.0, 0.2)),
+        replace(HALF, shares=(1.0, 0.0)),
+        replace(HALF, shares=(-3.0, 4.0)),
+    ],
+    ids=repr,
+)
+def test_a_filter_that_no_client_can_fit_is_refused(strange: Filter) -> None:
+    """All of its numbers are finite; a negative variance would make the average one for nobody."""
+    cfg = Config(warmup_passes=0)
+    server = feddiv.init_server(cfg, weights_of(Linear, 1), Federation((10, 30), 2, 9, CLASSES))
+    ups = {0: up_of(server, 10, HALF), 1: up_of(server, 30, strange)}
+    with pytest.raises(FedsieveError, match=r"^Filter\(.*is no mixture over losses in \[0, 1\]"):
+        feddiv.merge(cfg, server, 0, ups)
+
+
 def test_the_cache_outlives_a_round_unless_degraded() -> None:
     """Client 0 (10 samples) in one round, client 1 (30) in the next."""
     expected = {"federated": (0.15, 0.7), "degraded": MOST.means}

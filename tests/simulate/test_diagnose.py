@@ -93,6 +93,8 @@ def test_auroc_limits() -> None:
     assert auroc(np.array([1.0, 2.0, 3.0]), positive) == 0.0
     assert auroc(np.array([1.0, 1.0, 1.0]), positive) == 0.5
     assert math.isnan(auroc(np.array([1.0, 2.0]), np.array([False, False])))
+    diverged = np.array([0.5, math.nan, 0.1])
+    assert math.isnan(auroc(diverged, positive)), "a run must not fail at its end for that"
 
 
 def test_noise_estimates_by_hand() -> None:

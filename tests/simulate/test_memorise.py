@@ -26,7 +26,7 @@ from fedsieve.simulate.memorise import Tally, memorisation
 from fedsieve.simulate.run import run
 from fedsieve.simulate.world import World, make_setup
 from fedsieve.types import Outputs, Weights, rng_for
-from helpers import final_bytes, hand_made_scene, tiny_recipe, with_engine
+from helpers import NEEDED, final_bytes, hand_made_scene, tiny_recipe, with_engine
 
 METRICS = ("memorised", "memorised_of_all", "noisy_accuracy", "clean_accuracy")
 
@@ -123,7 +123,7 @@ def test_the_global_model_is_tried_on_all_clients_and_others_on_their_own() -> N
         5,
         7,
         [predicting(PREDICTED)],
-        {0: {"local": predicting(GIVEN), "global": predicting(TRUE)}},
+        {0: {"local": [predicting(GIVEN)], "global": [predicting(TRUE)]}},
     )
     assert overall == Tally.of(PREDICTED, GIVEN, TRUE).metrics()
     assert per_client == {
@@ -194,8 +194,11 @@ def test_it_is_measured_when_asked_for_and_changes_nothing_else(tmp_path: Path) 
             assert names <= line.keys()
 
 
-def test_the_only_clients_model_becomes_the_global_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "fedcoteaching"])
+def test_the_only_clients_model_becomes_the_global_one(method: str, tmp_path: Path) -> None:
+    """Where there are two networks, both of them."""
     recipe = tiny_recipe(
+        {"name": method, **NEEDED.get(method, {})},
         rounds=2,
         clients_per_round=1,
         scene={"clients": 1, "noise": {"kind": "symmetric", "low": 0.3, "high": 0.7}},

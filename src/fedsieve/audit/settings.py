@@ -12,7 +12,7 @@ from fedsieve.data.own import OwnData
 from fedsieve.data.own.reading import ONE_SITE
 from fedsieve.errors import check
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import fedgr, method
+from fedsieve.methods import fedcorr, feddiv, fedgr, method
 from fedsieve.methods.contract import Config
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import DataConfig, EngineConfig, Recipe
@@ -115,6 +115,17 @@ class Settings:
             own["warmup_rounds"] = self.rounds // 2
         if config is fedgr.Config and self.side < GENTLE_SIDE:
             own["student_view"] = "weak"
+        if config is fedcorr.Config:  # five passes of many sites at once are a quarter at the most
+            own["walk_clients"] = MOST_PER_ROUND
+            own["fine_tuning_rounds"] = self.rounds // 4
+        if config is feddiv.Config:
+            own["warmup_passes"] = min(feddiv.Config.warmup_passes, self.rounds // 2 // self.sites)
+            check(
+                own["warmup_passes"] > 0,
+                f"feddiv first goes from site to site, so an audit of {self.sites} sites needs at "
+                f"least {2 * self.sites} rounds; ask for them with --rounds, or choose another "
+                "method.",
+            )
         return config(name=self.method, **own)
 
     def words(self) -> Iterator[tuple[str, str, str]]:

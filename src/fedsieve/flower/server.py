@@ -303,8 +303,12 @@ class Engine:
         up = records["up"]
         bad = first_unusable(up)
         check(bad is None, f"{bad} is not finite; the update was left out of the average.")
-        mismatch = first_mismatch(self.method.local_weights(up), weights)
-        check(mismatch is None, f"The reply's {mismatch} does not fit the global model.")
+        networks = zip(
+            self.method.local_networks(up), self.method.networks(self.server), strict=True
+        )
+        for own, joint in networks:
+            mismatch = first_mismatch(own, joint)
+            check(mismatch is None, f"The reply's {mismatch} does not fit the global model.")
         count = getattr(up, "samples", samples)
         check(
             0 <= count <= samples,

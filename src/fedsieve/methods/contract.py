@@ -137,6 +137,10 @@ class LocalWeights(Protocol):
     def __call__(self, up: Any) -> Weights: ...
 
 
+class LocalPeers(Protocol):
+    def __call__(self, up: Any) -> tuple[Weights, ...]: ...
+
+
 def weights_of(up: Any) -> Weights:
     """The `weights` of an `Up`."""
     weights: Weights = up.weights
@@ -145,6 +149,11 @@ def weights_of(up: Any) -> Weights:
 
 def no_peers(server: Any) -> tuple[Weights, ...]:
     """A method that trains one network."""
+    return ()
+
+
+def no_local_peers(up: Any) -> tuple[Weights, ...]:
+    """A client that trains one network."""
     return ()
 
 
@@ -187,10 +196,16 @@ class Method:
     None where it leaves the sieving to the server."""
     peers: Peers = no_peers
     """The weights of further global networks, which are evaluated together with `weights`."""
+    local_peers: LocalPeers = no_local_peers
+    """The weights of a client's further networks, which must fit the global ones."""
 
     def networks(self, server: Any) -> tuple[Weights, ...]:
         """All global networks: what they predict together is what is evaluated."""
         return (self.weights(server), *self.peers(server))
+
+    def local_networks(self, up: Any) -> tuple[Weights, ...]:
+        """All networks of a client, in the order of the global ones."""
+        return (self.local_weights(up), *self.local_peers(up))
 
 
 def choose_uniformly(clients: int, count: int, rng: np.random.Generator) -> tuple[ClientId, ...]:

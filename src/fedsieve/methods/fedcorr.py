@@ -28,12 +28,12 @@ next participation (`Correction`) and correct their labels before they train on 
 on the same labels for the same traffic, but no round is spent on correcting alone, and the server
 keeps two models at the most until all noisy clients have used them. A client cannot know during an
 iteration what the server will make of it, so every client fits the mixture to its losses and sends
-the share of the larger ones; if it is found clean, 0 counts instead. A client without a dimension
-(fewer than three samples, or all predictions equal) counts as clean; the score of one that missed
-an iteration is scaled up to all of them. If no client is trusted, those of least δ̂_k are fine-tuned
-on. A mixture starts at the best split into two, where scikit-learn's starts at a random one, and
-has its update and stopping rule; a client or sample is noisy if its posterior says so. Differences
-between paper and program are switches with presets (`PRESETS`).
+the share of the larger ones; if it is found clean, 0 counts instead. A client without a score (too
+few samples for five neighbours, or all predictions equal) counts as clean; the score of one that
+missed an iteration is scaled up to all of them. If no client is trusted, those of least δ̂_k are
+fine-tuned on. A mixture starts at the best split into two, where scikit-learn's starts at a random
+one, and has its update and stopping rule; a client or sample is noisy if its posterior says so.
+Differences between paper and program are switches with presets (`PRESETS`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from fedsieve.methods.contract import (
 from fedsieve.methods.mixup import draw_mixing, mixed, mixed_loss
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.sieve.gmm import clean_posterior, fit_mixture
-from fedsieve.sieve.lid import mean_dimension
+from fedsieve.sieve.lid import LARGEST_DIMENSION, mean_dimension
 from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 
 # ------------------------------------------------------------------------------ hyper-parameters
@@ -113,7 +113,7 @@ class Config(contract.Config):
     on Clothing1M). All later rounds of the recipe are usual training, the paper's T_3."""
     neighbours: int = 20
     """Neighbours of a sample's prediction that its dimension is estimated from (at least 2; paper
-    20)."""
+    20). Where a client has fewer, they are all others; fewer than five make no score."""
     beta: float = 5.0
     """β, strength of the proximal term, which β·δ̂_k multiplies in the pre-processing (at least 0;
     paper 5; 0 leaves the term out)."""
@@ -314,6 +314,7 @@ def merge(
     """Average the weights and add up the LID scores; at the end of an iteration or of the
     fine-tuning, say who is noisy and by which model labels are to be corrected."""
     check(len(ups) > 0, f"No client took part in round {round}; let at least one.")
+    judged_before = server.settled
     server = settled(cfg, server, round)
     samples = [up.samples for up in ups.values()]
     weights = server.weights
@@ -328,15 +329,24 @@ def merge(
     )
     server = replace(server, weights=weights, standings=standings, corrections=corrections)
     after = settled(cfg, server, round + 1)
-    return after, describe(cfg, after) if after.settled > server.settled else {}
+    return after, describe(cfg, after) if after.settled > judged_before else {}
 
 
 def heard(standing: Standing, up: Up, corrected: int) -> Standing:
     """A client's standing after an update, in whose round so many corrections had been sent."""
     standing = replace(standing, corrected=corrected)
     if up.lid is not None:
+        check(
+            0 < up.lid <= LARGEST_DIMENSION,
+            f"An update has the LID score {up.lid}; it must be above 0, and {LARGEST_DIMENSION:g} "
+            "at the most.",
+        )
         standing = replace(standing, lid=standing.lid + up.lid, scores=standing.scores + 1)
     if up.noise_level is not None:
+        check(
+            0 <= up.noise_level <= 1,
+            f"An update has the noise level {up.noise_level}; it must be in [0, 1].",
+        )
         standing = replace(standing, reported=up.noise_level)
     return standing
 
@@ -435,7 +445,7 @@ def train(
     losses = sieving_loss(logits, labels, cfg.switches.sample_loss)
     up = replace(
         up,
-        lid=mean_dimension(logits.double().softmax(dim=1), cfg.neighbours),
+        lid=lid_score(logits.double().softmax(dim=1), cfg.neighbours),
         noise_level=noise_share(clean_probability(losses)),
     )
     if up.lid is not None:
@@ -502,8 +512,19 @@ TOLERANCE = 1e-3
 LEAST_VARIANCE = 1e-6
 """Of both mixtures: most EM iterations, the rise of the mean log-likelihood that ends them, what is
 added to each variance."""
+FEWEST_NEIGHBOURS = 5
+"""With fewer, a score says nothing, and may be so large that all other clients are one group beside
+it: from two neighbours its mean is infinite, from three its variance."""
 LEAST_SQUARED_DISTANCE = 1e-24
 """Below it a norm counts as constant: at zero it has no gradient."""
+
+
+def lid_score(predictions: Tensor, neighbours: int) -> float | None:
+    """The mean dimension of a client's predictions (n, classes) from so many neighbours, or from
+    all others where these are fewer; None from too few, or where no sample has one."""
+    if len(predictions) - 1 < min(neighbours, FEWEST_NEIGHBOURS):
+        return None
+    return mean_dimension(predictions, neighbours)
 
 
 def smaller_component(values: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -172,6 +172,10 @@ def peers(server: Server) -> tuple[Weights, ...]:
     return (server.peer,)
 
 
+def local_peers(up: Up) -> tuple[Weights, ...]:
+    return (up.peer,)
+
+
 # ---------------------------------------------------------------------------------------- client
 
 
@@ -248,4 +252,5 @@ METHOD = replace(
     merge=merge,
     suspect=suspect,
     peers=peers,
+    local_peers=local_peers,
 )

@@ -367,10 +367,22 @@ def merge(
     }
     if not fresh:
         return replace(server, weights=weights), {}
+    for cached in fresh.values():
+        check_fitted(cached.filter)
     cache = {**server.cache, **fresh}
     counted = fresh if cfg.filter == "degraded" else cache
     joint = aggregated(counted, cfg.switches.variance_weights)
     return Server(weights, server.federation, joint, cache), describe(joint)
+
+
+def check_fitted(local: Filter) -> None:
+    """Refuse a filter that no fit gives: averaged, it would spoil everybody's."""
+    check(
+        all(-LEAST_SPREAD <= mean <= 1 + LEAST_SPREAD for mean in local.means)
+        and all(variance > 0 for variance in local.variances)
+        and all(0 < share < 1 for share in local.shares),
+        f"{local} is no mixture over losses in [0, 1].",
+    )
 
 
 def aggregated(cache: Mapping[ClientId, CachedFilter], weights: VarianceWeights) -> Filter:

@@ -16,6 +16,8 @@ _PAIRS = 2**22
 LEAST_SPREAD = 1e-6
 """Neighbours whose distances differ by less, as a share of the farthest, say nothing of a
 dimension: the estimate is its reciprocal."""
+LARGEST_DIMENSION = 1 / LEAST_SPREAD
+"""No estimate is larger."""
 
 
 def local_dimensions(points: Tensor, neighbours: int) -> Tensor:

@@ -125,8 +125,9 @@ def detection(p_clean: npt.NDArray[Any], wrong: npt.NDArray[np.bool_]) -> dict[s
 
 
 def auroc(score: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float:
-    """Area under the ROC curve; NaN where all samples are of one kind."""
-    if positive.all() or not positive.any():
+    """Area under the ROC curve; NaN where all samples are of one kind, or where a model that has
+    all but diverged has no score for some."""
+    if positive.all() or not positive.any() or np.isnan(score).any():
         return float("nan")
     from sklearn.metrics import roc_auc_score  # not above, as with scipy
 

@@ -80,13 +80,13 @@ def memorisation(
     seed: int,
     round: int,
     networks: Sequence[Weights],
-    at_clients: Mapping[ClientId, Mapping[str, Weights]],
+    at_clients: Mapping[ClientId, Mapping[str, Sequence[Weights]]],
 ) -> tuple[Metrics, dict[ClientId, dict[str, float]]]:
-    """What the global networks together make of all labels, and what other models make of single
+    """What the global networks together make of all labels, and what others make of single
     clients'.
 
-    `at_clients` names the models to try on a client's own samples; NAME's numbers are called
-    NAME_memorised and so on. All models see the same weak view of a client's samples.
+    `at_clients` names the networks to try together on a client's own samples; NAME's numbers are
+    called NAME_memorised and so on. All models see the same weak view of a client's samples.
     """
     total = Tally()
     per_client: dict[ClientId, dict[str, float]] = {}
@@ -99,8 +99,8 @@ def memorisation(
         total += Tally.of(_predict(bench, networks, weak), given, true)
         if client in at_clients:
             tallies = {
-                name: Tally.of(_predict(bench, [weights], weak), given, true)
-                for name, weights in at_clients[client].items()
+                name: Tally.of(_predict(bench, own, weak), given, true)
+                for name, own in at_clients[client].items()
             }
             per_client[client] = {
                 f"{name}_{metric}": value

@@ -62,7 +62,8 @@ class _Unfinished:
     results: Sequence[Result]
     refused: Mapping[ClientId, str]
     """Whose update was left out, and which tensor of it was to blame."""
-    sent: Weights
+    sent: Sequence[Weights]
+    """The networks that the clients started from."""
     server: Any
     """As the round left it."""
     server_metrics: Metrics
@@ -208,7 +209,7 @@ class Simulation:
             for k in self._selected(round)
             if len(self.world.clients[k])
         ]
-        sent = self.method.weights(self.server)
+        sent = self.method.networks(self.server)
 
         def aside() -> None:
             if round + 1 < self.recipe.rounds:
@@ -246,7 +247,7 @@ class Simulation:
         assert done is not None
         clock = Clock() if aside else done.clock
         usable = [result for result in done.results if result.client not in done.refused]
-        how_far = self._drift(usable, done.sent)
+        how_far = self._drift(usable, done.sent[0])
         diagnostics: dict[str, float] = {}
         at_clients: Mapping[ClientId, Metrics] = {}
         if self.truth is not None:
@@ -298,10 +299,10 @@ class Simulation:
     ) -> tuple[Metrics, Mapping[ClientId, Metrics]]:
         """The new global model on all samples; with client lines, each trained model and the one it
         started from on its client's."""
-        at_clients: dict[ClientId, dict[str, Weights]] = {}
+        at_clients: dict[ClientId, dict[str, Sequence[Weights]]] = {}
         if self.recipe.engine.client_lines:
             at_clients = {
-                result.client: {"local": self.method.local_weights(result.up), "global": done.sent}
+                result.client: {"local": self.method.local_networks(result.up), "global": done.sent}
                 for result in usable
             }
         with one_thread():
