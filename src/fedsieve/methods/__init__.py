@@ -12,6 +12,7 @@ from fedsieve.methods import (
     fedes,
     fedgr,
     fedlsr,
+    fedmixup,
     fedprox,
     fedsce,
 )
@@ -19,7 +20,18 @@ from fedsieve.methods.contract import Method
 
 METHODS: dict[str, Method] = {
     m.METHOD.name: m.METHOD
-    for m in (fedavg, fedprox, fedsce, fedcoteaching, fedcorr, fedgr, fedlsr, fedes, feddiv)
+    for m in (
+        fedavg,
+        fedprox,
+        fedsce,
+        fedmixup,
+        fedcoteaching,
+        fedcorr,
+        fedgr,
+        fedlsr,
+        fedes,
+        feddiv,
+    )
 }
 
 
