@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedsieve.config import unknown_key
 from fedsieve.errors import FedsieveError
 from fedsieve.methods import (
+    arfl,
     fedavg,
     fedcorr,
     fedcoteaching,
@@ -25,6 +26,7 @@ METHODS: dict[str, Method] = {
         fedprox,
         fedsce,
         fedmixup,
+        arfl,
         fedcoteaching,
         fedcorr,
         fedgr,

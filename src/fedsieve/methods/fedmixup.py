@@ -34,8 +34,8 @@ from fedsieve.types import Metrics, Shard, Streams
 class Config(contract.Config):
     name: Literal["fedmixup"] = "fedmixup"
     alpha: float = 1.0
-    """α of λ ~ Beta(α, α) (at least 0; 0 is FedAvg; 1 draws λ uniformly, as the noisy-label papers
-    do; the paper has 0.2 to 0.4 on ImageNet, and up to 32 against wrong labels)."""
+    """α of λ ~ Beta(α, α) (at least 0; 0 is FedAvg; 1 draws λ uniformly, as in the comparisons of
+    the noisy-label papers; the larger, the nearer λ is to ½)."""
 
     def __post_init__(self) -> None:
         check(0 <= self.alpha < math.inf, f"method.alpha must be at least 0, not {self.alpha}.")
