@@ -31,7 +31,7 @@ from benches import (
 from fedsieve.cli.grid import expand
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Batch, Sgd, schedule
-from fedsieve.methods import fedavg, fedcorr, feddiv
+from fedsieve.methods import arfl, contract, fedavg, fedcorr, feddiv, fedjointopt
 from fedsieve.methods.contract import Federation
 from fedsieve.methods.feddiv import (
     FIRST_FILTER,
@@ -919,7 +919,8 @@ def feddiv_runs(name: str) -> dict[str, tuple[Recipe, Config]]:
 
 def test_there_is_a_recipe_for_each_table() -> None:
     shipped = {n.removeprefix("feddiv/") for n in shipped_recipes() if n.startswith("feddiv/")}
-    others = {f"{table}-{kind}" for table in BASELINES for kind in ("baselines", "fedcorr")}
+    kinds = ("baselines", "fedcorr", "arfl", "jointopt")
+    others = {f"{table}-{kind}" for table in BASELINES for kind in kinds}
     assert shipped == set(CELLS) | others
     assert {name: len(recipes_of(name)) for name in CELLS} == CELLS
     for table, count in BASELINES.items():
@@ -945,6 +946,25 @@ def test_fedcorr_has_the_same_scenes_solver_and_rounds(table: str) -> None:
         )
         assert recipe == replace(theirs, name=f"feddiv-{table}-fedcorr", method=method)
         assert recipe.rounds == cfg.warmup_passes * recipe.scene.clients + fine_tuning + usual
+
+
+@pytest.mark.parametrize("table", list(BASELINES))
+@pytest.mark.parametrize(
+    ("kind", "method"), [("arfl", arfl.Config()), ("jointopt", fedjointopt.Config())]
+)
+def test_other_baselines_have_the_runs_of_fedavg(
+    table: str, kind: str, method: contract.Config
+) -> None:
+    """Everything but the method, whose settings are those of its authors' program."""
+    of_fedavg = {
+        cell.removeprefix("FedAvg-").removeprefix("FedAvg"): recipe
+        for cell, recipe in recipes_of(f"{table}-baselines").items()
+        if recipe.method == fedavg.Config()
+    }
+    assert recipes_of(f"{table}-{kind}") == {
+        cell: replace(recipe, name=f"feddiv-{table}-{kind}", method=method)
+        for cell, recipe in of_fedavg.items()
+    }
 
 
 TABLE_8: Mapping[str, tuple[int, str, int, float, int, int, int]] = {
@@ -1033,6 +1053,10 @@ def test_the_headers_of_the_tables_give_the_published_numbers(number_of_table: i
     for cell, number in zip(recipes_of(name), published(heading, "FedCorr"), strict=True):
         plain = number.replace("§", "")
         assert (f"{cell}: {plain}" if cell else f"Published: {plain}") in text
+    for kind, row in (("arfl", "ARFL"), ("jointopt", "JointOpt")):
+        text = shipped_recipes()[f"feddiv/{name}-{kind}"]
+        for cell, number in zip(recipes_of(name), published(heading, row), strict=False):
+            assert (f"{cell}: {number}" if cell else f"Published: {number}") in text
     text = shipped_recipes()[f"feddiv/{name}-baselines"]
     for method in ("FedAvg", "FedProx"):
         for number in published(heading, method):
