@@ -39,7 +39,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsieve.aggregate import check_clients, median_of, weighted_mean
+from fedsieve.aggregate import ascending, check_clients, median_of, weighted_mean
 from fedsieve.errors import check
 from fedsieve.methods import contract, fedavg
 from fedsieve.methods.fedavg import Server, Up
@@ -153,8 +153,8 @@ def confidence(values: Tensor, cutoff: float) -> tuple[Tensor, Tensor]:
     ω = √(1 − H)/e · clip(e/√(1 − H), −Z, Z), which is min(1, Z·√(1 − H)/|e|), and 1 for e = 0.
     """
     n = len(values)
-    x = ranks(values)
-    ordered = values.sort(dim=0).values
+    ordered = ascending(values)
+    x = ranks(values, ordered)
     slope = repeated_median(ordered)
     line = median_of(values) + slope * (x - (n - 1) / 2)
     residuals = (values - line).abs()
@@ -178,12 +178,11 @@ def repeated_median(ordered: Tensor) -> Tensor:
     return median_of(torch.stack(slopes))
 
 
-def ranks(values: Tensor) -> Tensor:
+def ranks(values: Tensor, ordered: Tensor) -> Tensor:
     """(n, parameters) how many clients have a smaller value; equal ones share their mean rank."""
-    return sum(
-        ((y < values).to(values.dtype) + (y == values).to(values.dtype) / 2 for y in values),
-        start=torch.full_like(values, -0.5),
-    )
+    columns = ordered.t().contiguous(), values.t().contiguous()
+    smaller, not_larger = (torch.searchsorted(*columns, right=right) for right in (False, True))
+    return ((smaller + not_larger - 1).to(values.dtype) / 2).t()
 
 
 def leverage(x: Tensor) -> Tensor:
@@ -196,7 +195,7 @@ def deviation(residuals: Tensor) -> Tensor:
     """(parameters,) τ = 1.4826·(1 + 5/(n − 1))·median of |r| without its smallest, and a bit more,
     so that it is never zero."""
     n = len(residuals)
-    spread = median_of(residuals.sort(dim=0).values[1:])
+    spread = median_of(ascending(residuals)[1:])
     return TO_NORMAL * (1 + 5 / (n - 1)) * spread + LEAST_DEVIATION
 
 
