@@ -170,12 +170,12 @@ def repeated_median(ordered: Tensor) -> Tensor:
     The line goes through the median of y at the median of x.
     """
     positions = torch.arange(len(ordered), dtype=ordered.dtype, device=ordered.device)
-    slopes = []
+    slopes = torch.empty_like(ordered)
     for i, y in enumerate(ordered):
-        others = torch.cat([ordered[:i], ordered[i + 1 :]]) - y
+        rises = torch.cat([ordered[:i], ordered[i + 1 :]]) - y
         steps = torch.cat([positions[:i], positions[i + 1 :]]) - i
-        slopes.append(median_of(others / steps[:, None]))
-    return median_of(torch.stack(slopes))
+        slopes[i] = median_of(rises / steps[:, None])
+    return median_of(slopes)
 
 
 def ranks(values: Tensor, ordered: Tensor) -> Tensor:
