@@ -193,6 +193,18 @@ def test_a_client_that_cannot_train_keeps_its_model_and_its_memory(n: int) -> No
     assert_same_weights(bench.fitted[-1].weights[0], weights_of(Linear, 1))
 
 
+def test_predictions_of_a_model_that_has_diverged_are_not_remembered() -> None:
+    cfg, before = Config(begin_epoch=1, history_epochs=2), torch.randn(1, 4, 3).softmax(dim=2)
+    logits = torch.zeros(4, 3)
+    logits[1, 2] = math.nan
+    found = fedjointopt.remembering(cfg, Client(epochs=5, history=before), logits)
+    assert found == Client(epochs=6, history=before)
+    found = fedjointopt.remembering(cfg, found, torch.zeros(4, 3))
+    assert found.epochs == 7
+    assert found.history is not None
+    assert torch.equal(found.history, torch.cat([before, torch.full((1, 4, 3), 1 / 3)]))
+
+
 def test_wrong_labels_are_replaced_by_right_ones() -> None:
     """120 digits of which 40 % are called otherwise; the model learns what most of them say."""
     data = load_digits()

@@ -114,7 +114,7 @@ def train(
         fitted = bench.fit(replace(plan, sgd=replace(bench.sgd, epochs=1), observe_after=1))
         weights, losses = fitted.weights[0], losses + fitted.loss
         if fitted.observed is not None:
-            client = remembering(cfg, client, fitted.observed.logits.softmax(dim=1))
+            client = remembering(cfg, client, fitted.observed.logits)
     metrics = {"loss": losses / epochs, "replaced_share": replaced_share(client, shard.labels)}
     return client, Up(weights, len(shard)), metrics
 
@@ -162,12 +162,15 @@ def relabelled(cfg: Config, client: Client, given: Tensor) -> Client:
     return replace(client, soft_labels=soft_labels, p_clean=p_clean)
 
 
-def remembering(cfg: Config, client: Client, predictions: Tensor) -> Client:
-    """After an epoch: its predictions (n, classes) in place of the oldest ones."""
-    past = predictions[None]
+def remembering(cfg: Config, client: Client, logits: Tensor) -> Client:
+    """After an epoch: its predictions s, from logits (n, classes), in place of the oldest ones."""
+    client = replace(client, epochs=client.epochs + 1)
+    if not bool(logits.isfinite().all()):
+        return client  # of a model that has diverged: they would spoil the labels for good
+    past = logits.softmax(dim=1)[None]
     if client.history is not None:
         past = torch.cat([client.history, past])[-cfg.history_epochs :]
-    return replace(client, epochs=client.epochs + 1, history=past)
+    return replace(client, history=past)
 
 
 # ------------------------------------------------------------------------------------- diagnosis
