@@ -66,7 +66,7 @@ def test_a_word_chooses_the_recipes_that_have_it_in_their_names(cli):
     listed = cli("recipes", "list", "fedes/table1").out.split()
     wanted = [name for name in shipped_recipes() if "fedes/table1" in name]
     assert [word for word in listed if word in shipped_recipes()] == wanted
-    assert len(wanted) == 2
+    assert len(wanted) == 3
 
 
 def test_a_recipe_is_shown_and_copied(cli):

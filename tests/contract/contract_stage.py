@@ -32,6 +32,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
     "fedgr": {"warmup_rounds": 1},
     "fedes": {"pretrain_rounds": 2},
     "feddiv": {"warmup_passes": 0},  # a pass of its warm-up is as many rounds as there are clients
+    "fedjointopt": {"begin_epoch": 3, "history_epochs": 1},
     "fedcorr": {"iterations": 1, "walk_clients": 6, "fine_tuning_rounds": 0},
     "fednoro": {"warmup_rounds": 0, "ramp_from": 0, "ramp_to": 2},
 }

@@ -33,7 +33,7 @@ from benches import (
 from fedsieve.cli.grid import expand
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Batch, Sgd, schedule
-from fedsieve.methods import fedavg, fedcorr, feddiv, rofl
+from fedsieve.methods import arfl, contract, fedavg, fedcorr, feddiv, fedjointopt, rofl
 from fedsieve.methods.contract import Federation
 from fedsieve.methods.feddiv import (
     FIRST_FILTER,
@@ -925,7 +925,8 @@ def feddiv_runs(name: str) -> dict[str, tuple[Recipe, Config]]:
 
 def test_there_is_a_recipe_for_each_table() -> None:
     shipped = {n.removeprefix("feddiv/") for n in shipped_recipes() if n.startswith("feddiv/")}
-    others = {f"{table}-{kind}" for table in BASELINES for kind in ("baselines", "fedcorr", "rofl")}
+    kinds = ("baselines", "fedcorr", "rofl", "arfl", "jointopt")
+    others = {f"{table}-{kind}" for table in BASELINES for kind in kinds}
     assert shipped == set(CELLS) | others
     assert {name: len(recipes_of(name)) for name in CELLS} == CELLS
     for table, count in BASELINES.items():
@@ -953,15 +954,18 @@ def test_fedcorr_has_the_same_scenes_solver_and_rounds(table: str) -> None:
         assert recipe.rounds == cfg.warmup_passes * recipe.scene.clients + fine_tuning + usual
 
 
+def runs_of_fedavg(table: str) -> dict[str, Recipe]:
+    return {
+        cell.removeprefix("FedAvg-").removeprefix("FedAvg"): recipe
+        for cell, recipe in recipes_of(f"{table}-baselines").items()
+        if recipe.method == fedavg.Config()
+    }
+
+
 @pytest.mark.parametrize("table", list(BASELINES))
 def test_rofl_is_beside_fedavg_and_forgets_as_much_as_is_wrong(table: str) -> None:
     """A share ρ of the clients has levels in [τ, 1], and a label drawn anew is right with 1/C."""
-    found, baselines = recipes_of(f"{table}-rofl"), recipes_of(f"{table}-baselines")
-    theirs = {
-        cell.removeprefix("FedAvg").removeprefix("-"): recipe
-        for cell, recipe in baselines.items()
-        if cell.startswith("FedAvg")
-    }
+    found, theirs = recipes_of(f"{table}-rofl"), runs_of_fedavg(table)
     assert list(found) == list(theirs)
     for cell, recipe in found.items():
         noise = recipe.scene.noise
@@ -973,6 +977,20 @@ def test_rofl_is_beside_fedavg_and_forgets_as_much_as_is_wrong(table: str) -> No
         assert recipe.method.forget_rate == pytest.approx(wrong, abs=1e-9)
         same = replace(recipe, name=f"feddiv-{table}-baselines", method=theirs[cell].method)
         assert same == theirs[cell]
+
+
+@pytest.mark.parametrize("table", list(BASELINES))
+@pytest.mark.parametrize(
+    ("kind", "method"), [("arfl", arfl.Config()), ("jointopt", fedjointopt.Config())]
+)
+def test_other_baselines_have_the_runs_of_fedavg(
+    table: str, kind: str, method: contract.Config
+) -> None:
+    """Everything but the method, whose settings are those of its authors' program."""
+    assert recipes_of(f"{table}-{kind}") == {
+        cell: replace(recipe, name=f"feddiv-{table}-{kind}", method=method)
+        for cell, recipe in runs_of_fedavg(table).items()
+    }
 
 
 TABLE_8: Mapping[str, tuple[int, str, int, float, int, int, int]] = {
@@ -1066,6 +1084,10 @@ def test_the_headers_of_the_tables_give_the_published_numbers(number_of_table: i
     for cell, number in zip(recipes_of(f"{name}-rofl"), numbers, strict=False):
         assert (f"{cell}: {number}" if cell else f"Published: {number}") in text
     assert text.count(" ± ") == len(numbers)
+    for kind, row in (("arfl", "ARFL"), ("jointopt", "JointOpt")):
+        text = shipped_recipes()[f"feddiv/{name}-{kind}"]
+        for cell, number in zip(recipes_of(name), published(heading, row), strict=False):
+            assert (f"{cell}: {number}" if cell else f"Published: {number}") in text
     text = shipped_recipes()[f"feddiv/{name}-baselines"]
     for method in ("FedAvg", "FedProx"):
         for number in published(heading, method):

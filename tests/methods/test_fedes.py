@@ -22,7 +22,7 @@ from benches import Linear, bench_of, images_of, labels_of, weights_of
 from fedsieve.cli.grid import expand
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import fedavg, fedes
+from fedsieve.methods import contract, fedavg, fedes, fedmixup
 from fedsieve.methods.contract import Federation
 from fedsieve.methods.fedes import (
     METHOD,
@@ -709,6 +709,12 @@ def test_an_oracle_that_knows_the_truth_makes_no_error(tmp_path: Path) -> None:
 RESULTS = Path(__file__).resolve().parents[3] / "shared" / "specs" / "results.md"
 PAPER_SGD = Sgd(epochs=10, batch_size=128, lr=0.01, momentum=0.9, weight_decay=5e-4)
 SOURCES = {1: "cifar10", 2: "cifar100"}
+METHODS_OF_TABLES: Mapping[str, tuple[str, contract.Config]] = {
+    "": ("FedES", Config(pretrain_rounds=10)),
+    "-baselines": ("FedAvg", fedavg.Config()),
+    "-mixup": ("Fed-Mixup", fedmixup.Config()),
+}
+"""The end of a recipe's name for Tables 1 and 2, the row there, and the method."""
 
 
 @cache
@@ -719,13 +725,13 @@ def runs(name: str) -> dict[str, Recipe]:
 
 def test_there_is_a_recipe_for_every_table() -> None:
     fedgr_tables = [f"fedgr-table{t}-{p}" for t, p in product((1, 2), ("iid", "dirichlet"))]
-    own = ["table1", "table1-baselines", "table2", "table2-baselines"]
+    own = [f"table{t}{suffix}" for t, suffix in product((1, 2), METHODS_OF_TABLES)]
     own += ["table3", "table4", "table5", "figure3", "direction"]
     shipped = [n.removeprefix("fedes/") for n in shipped_recipes() if n.startswith("fedes/")]
     assert sorted(shipped) == sorted(own + fedgr_tables)
 
 
-@pytest.mark.parametrize(("table", "suffix"), list(product((1, 2), ("", "-baselines"))))
+@pytest.mark.parametrize(("table", "suffix"), list(product((1, 2), METHODS_OF_TABLES)))
 def test_tables_1_and_2(table: int, suffix: str) -> None:
     columns = {
         f"{p}-{kind}-mu{mu}": (p, kind, mu)
@@ -745,20 +751,21 @@ def test_tables_1_and_2(table: int, suffix: str) -> None:
         assert (noise.kind, noise.clients, noise.mean, noise.std) == (kind, "normal", mu, 0.2)
         if kind == "asymmetric":
             assert noise.flip_to == ("next" if table == 1 else "next-in-block")
-        assert recipe.method == (fedavg.Config() if suffix else Config(pretrain_rounds=10))
+        assert recipe.method == METHODS_OF_TABLES[suffix][1]
 
 
-@pytest.mark.parametrize(("table", "method"), list(product((1, 2), ("FedES", "FedAvg"))))
-def test_headers_give_the_published_numbers(table: int, method: str) -> None:
+@pytest.mark.parametrize(("table", "suffix"), list(product((1, 2), METHODS_OF_TABLES)))
+def test_headers_give_the_published_numbers(table: int, suffix: str) -> None:
+    method = METHODS_OF_TABLES[suffix][0]
     row = next(line for line in published(table).splitlines() if line.startswith(f"| {method} "))
-    text = shipped_recipes()[f"fedes/table{table}" + ("-baselines" if method == "FedAvg" else "")]
+    text = shipped_recipes()[f"fedes/table{table}{suffix}"]
     assert accuracies(text) == accuracies(row)
     assert len(accuracies(row)) == 8
 
 
 def test_the_headers_of_the_other_tables_give_the_published_numbers() -> None:
     by_method = dict(re.findall(r"([\w-]+) (\d\d\.\d\d±\d\.\d\d)", published(3)))
-    for method in ("FedES", "FedAvg"):
+    for method in ("FedES", "FedAvg", "Fed-Mixup"):
         assert f"{method} {by_method[method].replace('±', ' ± ')}" in header("table3")
     errors = re.findall(r"ρ_n, .*\| (\d\.\d\d) \| (\d\.\d\d) \|", published(4))
     assert re.findall(r"(\d\.\d\d) and (\d\.\d\d)", header("table4")) == errors
@@ -803,6 +810,7 @@ def test_table_3() -> None:
     assert {name: r.method.name for name, r in found.items()} == {
         "FedES": "fedes",
         "FedAvg": "fedavg",
+        "Fed-Mixup": "fedmixup",
     }
     sgd = replace(PAPER_SGD, epochs=5, batch_size=32, lr=0.001)
     for recipe in found.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedsieve.config import unknown_key
 from fedsieve.errors import FedsieveError
 from fedsieve.methods import (
+    arfl,
     fedavg,
     fedcorr,
     fedcoteaching,
@@ -12,7 +13,9 @@ from fedsieve.methods import (
     feddividemix,
     fedes,
     fedgr,
+    fedjointopt,
     fedlsr,
+    fedmixup,
     fednoro,
     fedprox,
     fedsce,
@@ -26,6 +29,9 @@ METHODS: dict[str, Method] = {
         fedavg,
         fedprox,
         fedsce,
+        fedmixup,
+        fedjointopt,
+        arfl,
         fedcoteaching,
         feddividemix,
         rofl,
