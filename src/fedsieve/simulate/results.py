@@ -136,12 +136,13 @@ def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """The nested settings of the run in a folder, and whether it is a fork, which ends otherwise
-    than a run of the same settings that began by itself."""
+    """The nested settings of the run in a folder, and after which round it forked, if it did: a
+    fork ends otherwise than a run of the same settings that began by itself or elsewhere."""
     settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     environment = folder / "env.json"
-    if environment.exists() and "forked_from" in json.loads(environment.read_bytes()):
-        settings["fork"] = True
+    record = json.loads(environment.read_bytes()) if environment.exists() else {}
+    if "forked_from" in record:
+        settings["fork"] = record["forked_from"].rpartition(", ")[2]  # "round 10"
     return settings
 
 
