@@ -16,6 +16,7 @@ from fedsieve.cli.options import POSITIONAL
 from fedsieve.cli.output import print_table
 from fedsieve.cli.progress import watcher
 from fedsieve.cli.table import score_text
+from fedsieve.data.own.layout import refuse_inside
 from fedsieve.errors import FedsieveError, check
 from fedsieve.labels import save_labels
 from fedsieve.recipe import recipe_table
@@ -69,6 +70,10 @@ def main(argv: Sequence[str]) -> int:
         origin_of(planned, options.fork, grid.folder_of(planned, options.out))
         for planned in grid.runs
     ]
+    for planned in grid.runs:
+        data = planned.recipe.data
+        if data.path is not None and data.source in ("folder", "sites"):
+            refuse_inside(data.path, grid.folder_of(planned, options.out))
     outcomes = []
     watching = watcher()
     try:
