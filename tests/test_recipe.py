@@ -179,6 +179,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     file.write_text("seed = 5\n[sgd]\nlr = 0.5\n", encoding="utf-8")
     assert read_recipe(file) == {"seed": 5, "sgd": {"lr": 0.5}}
     assert read_recipe(str(file)) == read_recipe(file)
+    file.write_text("seed = 5\n", encoding="utf-8-sig")  # as some editors of Windows do
+    assert read_recipe(file) == {"seed": 5}
 
 
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:

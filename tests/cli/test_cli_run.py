@@ -91,6 +91,8 @@ def test_a_grid_over_methods_noise_and_seeds(cli):
 def test_a_finished_runs_config_is_a_recipe(cli):
     cli("run", "tiny.toml", "--rounds", "1", "--out", "a")
     assert cli("run", "a/config.toml", "--out", "b").status == 0
+    answer = cli("run", "a", "--out", "c")
+    assert answer.err == "fedsieve: a is a folder of a run; the recipe in it is a/config.toml.\n"
     first, second = (read_lines(Path(name, "metrics.jsonl")) for name in "ab")
     assert [line["accuracy"] for line in first] == [line["accuracy"] for line in second]
 
@@ -105,7 +107,11 @@ def test_settings_on_the_command_line_reach_the_run(cli):
     ("argv", "words"),
     [
         (["nope"], "There is no recipe 'nope'"),
-        (["nope.toml"], "There is no recipe 'nope.toml'"),
+        (["nope.toml"], "There is no recipe 'nope.toml': neither a file"),
+        (
+            ["tiny.toml", "--method.name", "fedcoteaching"],
+            "Please set method.forget_rate: fedcoteaching has no default for it",
+        ),
         (["tiny.toml", "--sgd.lr", "-1"], "sgd.lr must be above 0"),
         (["tiny.toml", "--clients_per_round", "9"], "clients_per_round is 9"),
         (["tiny.toml", "--scene.noise.low", "2"], "scene.noise.low must be between 0 and 1"),

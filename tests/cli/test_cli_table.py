@@ -271,6 +271,9 @@ def test_columns_are_named_by_what_differs():
     noisy = {"kind": "symmetric", "low": 0.5, "high": 0.9}
     result = arranged((config(noise=noisy), {}), (config(), {}))
     assert result.columns == ("symmetric noise, low=0.5, high=0.9", "no noise")
+    clean = {"kind": "none", "high": 1.0}  # as a run writes it, which leaves out what is not set
+    result = arranged((config(noise=clean), {}), (config(noise=noisy), {}))
+    assert result.columns == ("no noise", "symmetric noise, low=0.5, high=0.9")
     result = arranged((config(noise=noisy), {}), (config(noise=noisy | {"low": 0.2}), {}))
     assert result.columns == ("low=0.5", "low=0.2")
     two = config() | {"data": {"source": "mnist", "path": "/a"}}

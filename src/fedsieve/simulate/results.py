@@ -303,8 +303,9 @@ def _column_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
 
 
 def _differing(parts: Sequence[Settings]) -> list[str]:
-    """The settings that are not the same in all parts, in the order in which they were written."""
-    paths = dict.fromkeys(path for part in parts for path in part)
+    """The settings that are not the same in all parts, in the order in which they were written by
+    the part that has most of them."""
+    paths = dict.fromkeys(path for part in sorted(parts, key=len, reverse=True) for path in part)
     return [path for path in paths if len({repr(part.get(path)) for part in parts}) > 1]
 
 
