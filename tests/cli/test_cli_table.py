@@ -68,7 +68,9 @@ def test_unfinished_and_repeated_runs_are_left_out_and_told(cli):
     write("a", config(), last10=1.0)
     write("b", config(), last10=2.0)
     write("c", config(seed=2), last10=3.0)
-    Path("c/summary.json").unlink()
+    Path("c/summary.json").rename("c/env.json")
+    Path("flower").mkdir()  # whose config.toml is another program's
+    Path("flower/config.toml").write_text("[superlink]\n")
     answer = cli("table", "a", "b", "c", "a", ".")
     assert "| fedavg | 1.00 |" in answer.out
     assert answer.err == "Left out: 1 unfinished.\nLeft out: 1 that repeat a seed.\n"

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -85,7 +85,7 @@ def find_outcomes(folders: Iterable[Path]) -> tuple[list[Outcome], int]:
         check(top.is_dir(), f"There is no folder {top}; give the folder that a run was written to.")
         for name, below, files in os.walk(top):
             below.sort()
-            if "config.toml" not in files:
+            if "config.toml" not in files or not holds_run(files):
                 continue
             folder = Path(name).resolve()
             if "summary.json" in files:
@@ -93,6 +93,12 @@ def find_outcomes(folders: Iterable[Path]) -> tuple[list[Outcome], int]:
             else:
                 unfinished.add(folder)
     return list(found.values()), len(unfinished)
+
+
+def holds_run(files: Collection[str]) -> bool:
+    """Whether a folder with these files is that of a run: other programs have a config.toml, too,
+    such as Flower's beside the run of a server."""
+    return not {"env.json", "metrics.jsonl", "summary.json"}.isdisjoint(files)
 
 
 def once_per_seed(outcomes: Iterable[Outcome]) -> list[Outcome]:
