@@ -61,7 +61,10 @@ def test_seeds_are_averaged(cli):
         "| fedavg | 83.00 ± 3.00 |",
         "| fedprox | 90.00 |",
     ]
-    assert "| fedprox | 91.50 |" in cli("table", "runs", "--metric", "best").out
+    assert answer.err == "Means of fewer than 3 seeds: fedprox, digits (1).\n"
+    best = cli("table", "runs/a-seed1", "runs/b-seed1", "--metric", "best")
+    assert "| fedprox | 91.50 |" in best.out
+    assert best.err == ""
 
 
 def test_unfinished_and_repeated_runs_are_left_out_and_told(cli):
