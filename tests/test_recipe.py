@@ -207,6 +207,12 @@ def test_a_name_that_does_not_exist_is_refused_with_the_nearest_one() -> None:
         read_recipe("demi")
 
 
+def test_the_beginning_of_names_is_no_recipe_but_leads_to_them() -> None:
+    found = [name for name in shipped_recipes() if name.startswith("fedgr/table1")]
+    with pytest.raises(FedsieveError, match=rf"'fedgr/table1', but {len(found)} whose names begin"):
+        read_recipe("fedgr/table1")
+
+
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_shipped_recipe_is_valid_in_all_its_cells(name: str) -> None:
     runs = cells(read_recipe(name))

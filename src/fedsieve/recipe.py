@@ -219,6 +219,12 @@ def _recipe_text(source: str | Path) -> str:
     )
     name = str(source).removeprefix("recipes/").removesuffix(".toml")
     shipped = shipped_recipes()
+    begun = [other for other in shipped if other.startswith(name)]
+    check(
+        name in shipped or not name or not begun,
+        f"There is no recipe {str(source)!r}, but {len(begun)} whose names begin so: "
+        f"`fedsieve recipes list {name}` lists them.",
+    )
     check(
         name in shipped or path.suffix != ".toml",
         f"There is no recipe {str(source)!r}: neither a file, nor among those that ship with "
