@@ -77,7 +77,7 @@ def read_verdicts(path: Path) -> tuple[Verdict, ...]:
     verdicts = []
     for number, cells in enumerate(read_columns(path, COLUMNS, "verdicts need"), start=1):
         sample_id, site, given, word, new_label = cells
-        word = word.strip()
+        word = word.strip().lower()  # some spreadsheets begin every cell with a capital
         check(
             word in get_args(Word),
             f"{path}, row {number}: the verdict must be {', '.join(get_args(Word))}, not {word!r}.",
