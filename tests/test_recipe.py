@@ -179,6 +179,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     file.write_text("seed = 5\n[sgd]\nlr = 0.5\n", encoding="utf-8")
     assert read_recipe(file) == {"seed": 5, "sgd": {"lr": 0.5}}
     assert read_recipe(str(file)) == read_recipe(file)
+    file.write_text("seed = 5\n", encoding="utf-8-sig")  # as some editors of Windows do
+    assert read_recipe(file) == {"seed": 5}
 
 
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
@@ -203,6 +205,12 @@ def test_the_demo_is_what_runs_without_a_name() -> None:
 def test_a_name_that_does_not_exist_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(FedsieveError, match=r"There is no recipe 'demi'; did you mean 'demo'\?"):
         read_recipe("demi")
+
+
+def test_the_beginning_of_names_is_no_recipe_but_leads_to_them() -> None:
+    found = [name for name in shipped_recipes() if name.startswith("fedgr/table1")]
+    with pytest.raises(FedsieveError, match=rf"'fedgr/table1', but {len(found)} whose names begin"):
+        read_recipe("fedgr/table1")
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))

@@ -210,11 +210,26 @@ def _recipe_text(source: str | Path) -> str:
     path = Path(source)
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")  # some editors put a mark before the text
         except UnicodeDecodeError:
             raise FedsieveError(f"{path} is not a text file in UTF-8; save it as such.") from None
+    check(
+        not (path / "config.toml").is_file(),
+        f"{source} is a folder of a run; the recipe in it is {path / 'config.toml'}.",
+    )
     name = str(source).removeprefix("recipes/").removesuffix(".toml")
     shipped = shipped_recipes()
+    begun = [other for other in shipped if other.startswith(name)]
+    check(
+        name in shipped or not name or not begun,
+        f"There is no recipe {str(source)!r}, but {len(begun)} whose names begin so: "
+        f"`fedsieve recipes list {name}` lists them.",
+    )
+    check(
+        name in shipped or path.suffix != ".toml",
+        f"There is no recipe {str(source)!r}: neither a file, nor among those that ship with "
+        "fedsieve, which `fedsieve recipes` lists.",
+    )
     if name not in shipped:
         raise FedsieveError(
             unknown_key(str(source), name, shipped, "recipe")

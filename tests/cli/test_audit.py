@@ -74,6 +74,7 @@ def test_mistakes_are_told_in_a_sentence(folder: Path, cli: Any) -> None:
         ("nowhere",): "nowhere",
         (folder, "--folds", "1"): "An audit needs at least 2 folds, not 1.",
         (folder, "--method", "fedgrr"): "fedgrr",
+        (folder, "--out", folder / "audit"): "data/audit lies in the data",
     }.items():
         answer = cli("audit", *words)
         assert answer.status == 2
@@ -118,3 +119,25 @@ def test_federations_finished_before_count_in_the_bar(folder: Path) -> None:
     bar.started(settings.recipe(), Path("found/runs/model"), 0)
     bar.finished_round({"round": 0, "accuracy": 50.0})
     assert heard.words == [(6, 4), (4,)]
+
+
+def test_data_are_not_written_into_where_that_would_be_read(
+    folder: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of an audit or a run would be one more class or site for the next one."""
+    monkeypatch.chdir(folder)
+    answer = cli("audit", ".", *QUICK)
+    assert answer.status == 2
+    assert "audit lies in the data, which are only read; give a place outside ." in answer.err
+    two = ("--scene.clients", "2", "--clients_per_round", "2")
+    answer = cli("run", "own", "--data.path", ".", *two)
+    assert answer.status == 2
+    assert "lies in the data" in answer.err
+    assert sorted(path.name for path in Path().iterdir()) == ["north.npz", "south.npz"]
+
+
+def test_beside_a_table_there_is_room_for_an_audit(folder: Path, cli: Any) -> None:
+    """A table names its images, so nothing beside it is taken for one."""
+    Path("labels.csv").write_text("path,label\n1.png,a\n2.png,b\n", encoding="utf-8")
+    answer = cli("audit", ".", "--kind", "table", *QUICK)
+    assert "lies in the data" not in answer.err

@@ -91,6 +91,8 @@ def test_a_grid_over_methods_noise_and_seeds(cli):
 def test_a_finished_runs_config_is_a_recipe(cli):
     cli("run", "tiny.toml", "--rounds", "1", "--out", "a")
     assert cli("run", "a/config.toml", "--out", "b").status == 0
+    answer = cli("run", "a", "--out", "c")
+    assert answer.err == "fedsieve: a is a folder of a run; the recipe in it is a/config.toml.\n"
     first, second = (read_lines(Path(name, "metrics.jsonl")) for name in "ab")
     assert [line["accuracy"] for line in first] == [line["accuracy"] for line in second]
 
@@ -105,7 +107,11 @@ def test_settings_on_the_command_line_reach_the_run(cli):
     ("argv", "words"),
     [
         (["nope"], "There is no recipe 'nope'"),
-        (["nope.toml"], "There is no recipe 'nope.toml'"),
+        (["nope.toml"], "There is no recipe 'nope.toml': neither a file"),
+        (
+            ["tiny.toml", "--method.name", "fedcoteaching"],
+            "Please set method.forget_rate: fedcoteaching has no default for it",
+        ),
         (["tiny.toml", "--sgd.lr", "-1"], "sgd.lr must be above 0"),
         (["tiny.toml", "--clients_per_round", "9"], "clients_per_round is 9"),
         (["tiny.toml", "--scene.noise.low", "2"], "scene.noise.low must be between 0 and 1"),
@@ -194,8 +200,38 @@ def test_a_fork_without_a_trunk_is_refused_before_anything_is_trained(cli):
     cli("run", "tiny.toml", "--seeds", "1", "--out", "warm", *WARM_UP)
     answer = cli("run", "tiny.toml", "--seeds", "1", "2", "--fork", "warm", "--out", "forks")
     assert answer.status == 2
-    assert "0 of the stopped runs below warm have the seed of fedavg-seed2" in answer.err
+    assert answer.err.startswith(
+        "fedsieve: fedavg-seed2 cannot fork from any run below warm: warm/fedavg-seed1, for one, "
+        "has seed = 1 (not 2), and a fork may differ in settings of the method only.\n"
+    )
     assert not Path("forks").exists()
+
+
+def test_a_grid_that_cannot_fork_hears_why(cli):
+    grid = ("run", "tiny.toml", "--seeds", "1", "2")
+    cli(*grid, "--out", "warm", *WARM_UP)
+    answer = cli(*grid, "--method.name", "fedprox", "--fork", "warm", "--out", "forks")
+    assert "has method.name = 'fedavg' (not 'fedprox')" in answer.err
+    cli(*grid, "--out", "again/warm", *WARM_UP)
+    Path("warm").rename("again/other")
+    Path("again/other/fedavg-seed1").rename("again/other/one")
+    Path("again/warm/fedavg-seed1").rename("again/warm/one")
+    answer = cli(*grid, "--fork", "again", "--out", "forks")
+    assert "fedavg-seed1 could fork from again/other/one or again/warm/one; give" in answer.err
+    cli(*grid, "--out", "done")
+    answer = cli(*grid, "--fork", "done", "--out", "forks")
+    assert answer.err.startswith("fedsieve: No run below done has a checkpoint to fork from;")
+    assert not Path("forks").exists()
+
+
+def test_forks_go_on_when_their_trunks_are_finished(cli):
+    grid = ("run", "tiny.toml", "--seeds", "1", "2")
+    cli(*grid, "--out", "warm", *WARM_UP)
+    cli(*grid, "--fork", "warm", "--out", "forks", *WARM_UP)
+    assert cli(*grid, "--out", "warm").status == 0
+    assert cli(*grid, "--fork", "warm", "--out", "forks").status == 0
+    for name in ("fedavg-seed1", "fedavg-seed2"):
+        assert Path("forks", name, "summary.json").exists()
 
 
 def test_a_run_that_began_by_itself_is_not_taken_for_a_fork(cli):
@@ -227,7 +263,16 @@ def test_a_fork_is_no_seed_of_the_run_that_began_by_itself(cli):
     cli(*prox, "--fork", "runs/warm", "--out", "runs/forked")
     cli(*prox, "--out", "runs/whole")
     rows = [row.split(" | ")[0] for row in cli("table", "runs").out.splitlines()[2:]]
-    assert sorted(rows) == ["| fedprox", "| fedprox fork=True"]
+    assert sorted(rows) == ["| fedprox", "| fedprox fork=round 1"]
+
+
+def test_forks_of_different_rounds_are_no_repeated_seed(cli):
+    longer = ("run", "tiny.toml", "--rounds", "3")
+    for rounds in ("1", "2"):
+        cli(*longer, "--out", f"warm{rounds}", "--engine.stop_after_rounds", rounds)
+        cli(*longer, "--fork", f"warm{rounds}", "--out", f"runs/after{rounds}")
+    rows = [row.split(" | ")[0] for row in cli("table", "runs").out.splitlines()[2:]]
+    assert rows == ["| fedavg fork=round 1", "| fedavg fork=round 2"]
 
 
 def test_labels_are_there_even_if_the_last_round_was_interrupted(cli, monkeypatch):

@@ -61,14 +61,19 @@ def test_seeds_are_averaged(cli):
         "| fedavg | 83.00 ± 3.00 |",
         "| fedprox | 90.00 |",
     ]
-    assert "| fedprox | 91.50 |" in cli("table", "runs", "--metric", "best").out
+    assert answer.err == "Means of fewer than 3 seeds: fedprox, digits (1).\n"
+    best = cli("table", "runs/a-seed1", "runs/b-seed1", "--metric", "best")
+    assert "| fedprox | 91.50 |" in best.out
+    assert best.err == ""
 
 
 def test_unfinished_and_repeated_runs_are_left_out_and_told(cli):
     write("a", config(), last10=1.0)
     write("b", config(), last10=2.0)
     write("c", config(seed=2), last10=3.0)
-    Path("c/summary.json").unlink()
+    Path("c/summary.json").rename("c/env.json")
+    Path("flower").mkdir()  # whose config.toml is another program's
+    Path("flower/config.toml").write_text("[superlink]\n")
     answer = cli("table", "a", "b", "c", "a", ".")
     assert "| fedavg | 1.00 |" in answer.out
     assert answer.err == "Left out: 1 unfinished.\nLeft out: 1 that repeat a seed.\n"
@@ -271,6 +276,9 @@ def test_columns_are_named_by_what_differs():
     noisy = {"kind": "symmetric", "low": 0.5, "high": 0.9}
     result = arranged((config(noise=noisy), {}), (config(), {}))
     assert result.columns == ("symmetric noise, low=0.5, high=0.9", "no noise")
+    clean = {"kind": "none", "high": 1.0}  # as a run writes it, which leaves out what is not set
+    result = arranged((config(noise=clean), {}), (config(noise=noisy), {}))
+    assert result.columns == ("no noise", "symmetric noise, low=0.5, high=0.9")
     result = arranged((config(noise=noisy), {}), (config(noise=noisy | {"low": 0.2}), {}))
     assert result.columns == ("low=0.5", "low=0.2")
     two = config() | {"data": {"source": "mnist", "path": "/a"}}

@@ -24,6 +24,7 @@ def test_every_run_below_the_folders_is_taken_once(tmp_path: Path, cli: Any) -> 
     for name in ("grid/one", "grid/two"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.toml").write_text('[method]\nname = "fedavg"\n')
+        (tmp_path / name / "env.json").write_text("{}")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "metrics.jsonl").write_text('{"round": 0, "accuracy": 7.0}\n')
     folders = [Path("grid"), Path("grid/two"), Path("old")]

@@ -179,6 +179,23 @@ def test_a_server_needs_one_run_and_someone_to_come(deploy: Deploy) -> None:
     assert "a grid of 2 runs" in deploy("server", "server", "grid.toml").err
 
 
+def test_another_run_is_refused_before_anybody_is_waited_for(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*_: object) -> None:
+        raise AssertionError("sites would be waited for")
+
+    monkeypatch.setattr("fedsieve.deploy.server.serve", serve)
+    deploy("init", "server", "--address", "127.0.0.1")
+    Path("server/run").mkdir()
+    Path("server/run/config.toml").write_text("rounds = 1\n")
+    Path("two.toml").write_text('name = "run"\nrounds = 2\n')
+    answer = deploy("server", "server", "two.toml", "--sites", "1")
+    assert answer.status == 2
+    assert "server/run already holds a run with rounds = 1 (not 2); give another" in answer.err
+    assert answer.err.count("\n") == 1
+
+
 def test_help_names_every_action(deploy: Deploy) -> None:
     shown = deploy()
     assert shown == deploy("--help")

@@ -199,6 +199,25 @@ class TestGate:
             door = Door(address.port, guests, SuperLink(nobody.port))
             assert door.ask("/v1/fleet/get-run", body=b"x")[0] == 503
 
+    def test_sites_that_are_cut_off_at_the_end_are_no_error(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        guests = GuestList()
+        guests.admit(())
+        guests.everybody = True
+        address = Address("127.0.0.1", free_port())
+        with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as site:
+            inner = Address("127.0.0.1", silent.getsockname()[1])
+            with open_gate(address, inner, guests, certificate=None, key=None, authority=""):
+                _wait_for(address.port)
+                line = site.enter_context(socket.create_connection(("127.0.0.1", address.port)))
+                line.sendall(
+                    b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+                )
+                passed_on, _ = silent.accept()
+                site.enter_context(passed_on)
+        assert "ERROR" not in capfd.readouterr().err
+
     def test_a_port_in_use_is_said(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = Address("127.0.0.1", taken.getsockname()[1])

@@ -114,6 +114,35 @@ def test_names_are_escaped_and_long_ones_shortened() -> None:
     assert all(not {"style", "onload"} & attributes.keys() for _, attributes in outline.tags)
 
 
+@pytest.mark.parametrize("width", [plot.WHOLE, plot.HALF])
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"fedcorr, symmetric noise, high=0.9, low=0.{k}" for k in (3, 5)],
+        ["x" * 60 + "1", "x" * 60 + "2", "x" * 60],
+        ["a" * 40 + " 1, the first", "a" * 40 + " 1, the second", "a" * 40 + " 2"],
+    ],
+)
+def test_names_that_differ_in_their_ends_only_stay_different(names: list[str], width: int) -> None:
+    series = [Series(name, [(1, k)]) for k, name in enumerate(names)]
+    svg = plot.line_plot("t", series, x_title="x", y_title="y", width=width)
+    drawn = re.findall(r'class="name s\d"[^>]*>([^<]+)<', svg)
+    per_plot = len(names)  # a whole plot comes with a narrow one
+    for start in range(0, len(drawn), per_plot):
+        shown = drawn[start : start + per_plot]
+        assert len(set(shown)) == per_plot
+        assert all(short[:5] == name[:5] for short, name in zip(shown, names, strict=True))
+        assert all(len(short) <= plot.MOST_LETTERS for short in shown)
+
+
+def test_classes_that_differ_in_their_ends_only_stay_different() -> None:
+    found = findings(classes=("adenocarcinoma stage 1", "adenocarcinoma stage 2"), mistaken=())
+    outline = Outline(plot.confusion_plot("t", found))
+    assert [name for name in outline.text("text") if "ade" in name] == [
+        place for stage in (1, 2) for place in 2 * [f"adeno…{stage}"]
+    ]
+
+
 def findings(classes: tuple[str, ...], mistaken: tuple[Mistaken, ...]) -> Findings:
     return Findings(classes=classes, samples=9, suspects=3, sites=(), mistaken=mistaken)
 

@@ -365,6 +365,27 @@ def test_a_browser_shows_it_without_a_complaint(
     assert len(requests) == 1
 
 
+@pytest.mark.browser
+def test_folders_of_a_grid_can_be_read_without_scrolling(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    noise = '[scene.noise]\nkind = "{}"\nlow = 0.{}\nhigh = 0.9'
+    traffic = {0: {"bytes_up": 16_600_000, "bytes_down": 16_600_000}}
+    folders = [
+        write_run(Path(f"runs/losses/w_o_CE-{kind}-seed1"), [20.0], config=config, lines=traffic)
+        for kind, config in (
+            ("symmetric", noise.format("symmetric", 5)),
+            ("clean", noise.format("none", 3)),
+        )
+    ]
+    window = Window(chromium, tmp_path, viewport={"width": 1280, "height": 800})
+    page = window.show(report_page(folders))
+    hidden = page.locator(".scroll").first.evaluate("box => box.scrollWidth - box.clientWidth")
+    window.context.close()
+    assert hidden == 0
+
+
 SIEVED = {
     "diagnostics": {"sieve_precision": 0.5, "sieve_recall": 0.75, "noise_error": 0.25},
     "server": {"mixture_mean_clean": 0.5, "mixture_mean_noisy": 2.5},

@@ -16,6 +16,7 @@ from fedsieve.cli.options import POSITIONAL, parse
 from fedsieve.cli.output import print_table
 from fedsieve.cli.progress import Watcher, watcher
 from fedsieve.data.own import OwnData, Reading, read_own
+from fedsieve.data.own.layout import kind_of, refuse_inside
 from fedsieve.data.own.reading import KindOrAuto
 from fedsieve.recipe import Recipe
 from fedsieve.simulate.control import RunInterruptedError
@@ -41,6 +42,8 @@ class AuditOptions(Asked):
 
 def main(argv: Sequence[str]) -> int:
     options = parse(AuditOptions, "fedsieve audit", argv)
+    if kind_of(options.data, options.kind) != "table":  # which names its images
+        refuse_inside(options.data, options.out)
     size = None if options.size is None else (options.size, options.size)
     own = read_own(options.data, Reading(size=size, kind=options.kind))
     settings = choose(own, Asked(**{f.name: getattr(options, f.name) for f in fields(Asked)}))

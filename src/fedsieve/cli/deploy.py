@@ -204,6 +204,7 @@ def _server(argv: Sequence[str]) -> int:
     from fedsieve.deploy.server import Job, serve
     from fedsieve.flower import app_folder
     from fedsieve.recipe import recipe_table
+    from fedsieve.simulate.directory import RunDirectory
 
     place = argv[0] if argv and not argv[0].startswith("-") else None
     rest = argv[1:] if place is not None else argv
@@ -229,8 +230,10 @@ def _server(argv: Sequence[str]) -> int:
         "--sites how many will come.",
     )
     out = (options.out or folder.results).resolve()
+    recipe = grid.runs[0].recipe
+    RunDirectory(out).refuse_other(recipe)  # now, not when all sites are there
     settings = {
-        "recipe-toml": tomli_w.dumps(recipe_table(grid.runs[0].recipe)),
+        "recipe-toml": tomli_w.dumps(recipe_table(recipe)),
         "out": str(out),
         "sites": options.sites or admitted,
         "deadline": options.deadline,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fedsieve.cli.options import like, parse_given
-from fedsieve.config import from_table
+from fedsieve.config import from_table, needed
 from fedsieve.errors import check
 from fedsieve.labels import Label
 from fedsieve.methods import METHODS, method
@@ -122,6 +122,7 @@ def expand(table: Mapping[str, Any], overrides: Mapping[str, Any], seeds: Sequen
         )
     runs = []
     for cell, final in zip(grid, settings, strict=True):
+        _check_needed(final)
         for seed in seeds or (None,):
             recipe = recipe_from_table(final if seed is None else final | {"seed": seed})
             name = slug(cell.name or recipe.method.name)
@@ -200,6 +201,17 @@ def _word_after(option: str, argv: Sequence[str]) -> str | None:
 def _method_of(table: Mapping[str, Any]) -> str:
     settings = table.get("method", {})
     return str(settings.get("name", "fedavg")) if isinstance(settings, Mapping) else "fedavg"
+
+
+def _check_needed(table: Mapping[str, Any]) -> None:
+    """Refuse a method that leaves a setting to its user, in words that help to choose it."""
+    name, held = _method_of(table), table.get("method", {})
+    for setting in needed(method(name).config):
+        check(
+            setting in held,
+            f"Please set method.{setting}: {name} has no default for it, and `fedsieve methods "
+            f"{name}` says what it is.",
+        )
 
 
 def _value_at(table: Mapping[str, Any], path: str) -> Any:

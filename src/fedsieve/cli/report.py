@@ -13,6 +13,7 @@ from fedsieve.errors import check
 from fedsieve.files import write_atomically
 from fedsieve.pages import report_page
 from fedsieve.simulate.directory import CONFIG, METRICS
+from fedsieve.simulate.results import holds_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,6 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
         check(top.is_dir(), f"There is no folder {top}; give the folder that a run was written to.")
         for name, below, files in os.walk(top):
             below.sort()
-            if CONFIG in files or METRICS in files:
+            if METRICS in files or (CONFIG in files and holds_run(files)):
                 found.setdefault(Path(name).resolve(), Path(name))
     return list(found.values())

@@ -16,6 +16,7 @@ from fedsieve.cli.options import POSITIONAL
 from fedsieve.cli.output import print_table
 from fedsieve.cli.progress import watcher
 from fedsieve.cli.table import score_text
+from fedsieve.data.own.layout import refuse_inside
 from fedsieve.errors import FedsieveError, check
 from fedsieve.labels import save_labels
 from fedsieve.recipe import recipe_table
@@ -65,7 +66,14 @@ def main(argv: Sequence[str]) -> int:
         print(f"fedsieve: {note}", file=sys.stderr)
     check(bool(options.only) or "--only" not in argv, "--only needs a label of the recipe's sweep.")
     grid = grid.only(options.only)
-    origins = [origin_of(planned, options.fork) for planned in grid.runs]
+    origins = [
+        origin_of(planned, options.fork, grid.folder_of(planned, options.out))
+        for planned in grid.runs
+    ]
+    for planned in grid.runs:
+        data = planned.recipe.data
+        if data.path is not None and data.source in ("folder", "sites"):
+            refuse_inside(data.path, grid.folder_of(planned, options.out))
     outcomes = []
     watching = watcher()
     try:
@@ -107,25 +115,39 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def origin_of(planned: PlannedRun, fork: Path | None) -> Path | None:
-    """The run that this one is to fork from: `fork` itself, or the one below it that fits."""
+def origin_of(planned: PlannedRun, fork: Path | None, folder: Path) -> Path | None:
+    """The run that this one, in `folder`, is to fork from: `fork` itself, or the one below it that
+    fits; of a fork that was begun, the one that it began from, which may have gone on since."""
     if fork is None or (fork / CONFIG).exists():
         return fork
     check(fork.is_dir(), f"There is no folder {fork}; give that of a run to fork from.")
+    begun = RunDirectory(folder).origin()
+    if begun is not None and begun.is_relative_to(fork.resolve()):
+        return begun
     held = [RunDirectory(config.parent) for config in sorted(fork.rglob(CONFIG))]
-    fitting = [
-        run.path
-        for run in held
-        if run.last_checkpoint() is not None and run.obstacle_to_forking(planned.recipe) is None
-    ]
-    named = [path for path in fitting if path.name == planned.name]
+    stopped = [run for run in held if run.last_checkpoint() is not None]
+    check(
+        bool(stopped),
+        f"No run below {fork} has a checkpoint to fork from; let runs stop where forks are to "
+        "begin (engine.stop_after_rounds).",
+    )
+    namesakes = [run for run in stopped if run.path.name == planned.name]
+    fitting = [run for run in stopped if run.obstacle_to_forking(planned.recipe) is None]
+    if not fitting:
+        nearest = (namesakes or stopped)[0]
+        raise FedsieveError(
+            f"{planned.name} cannot fork from any run below {fork}: {nearest.path}, for one, has "
+            f"{nearest.obstacle_to_forking(planned.recipe)}, and a fork may differ in settings of "
+            "the method only."
+        )
+    named = [run for run in namesakes if run in fitting]
     chosen = named if len(named) == 1 else fitting
     check(
         len(chosen) == 1,
-        f"{len(chosen)} of the stopped runs below {fork} have the seed of {planned.name} and its "
-        "settings outside the method; give the folder of the one to fork from.",
+        f"{planned.name} could fork from {' or '.join(str(run.path) for run in chosen[:2])}; give "
+        "the folder of the one to fork from.",
     )
-    return chosen[0]
+    return chosen[0].path
 
 
 _TITLE = f"Accuracy on the test set in %: mean of the last {LAST_ROUNDS} rounds (and best round)"

@@ -55,9 +55,22 @@ def main(argv: Sequence[str]) -> int:
     if len(outcomes) < len(found):
         print(f"Left out: {len(found) - len(outcomes)} that repeat a seed.", file=sys.stderr)
     outcomes, metric = with_metric(outcomes, options.metric)
+    arranged = arrange(outcomes)
+    if short := fewer_seeds(arranged, metric):
+        print(short, file=sys.stderr)
     writers = {"markdown": markdown, "latex": latex, "csv": csv_text}
-    print(writers[options.format](arrange(outcomes), metric), end="")
+    print(writers[options.format](arranged, metric), end="")
     return 0
+
+
+def fewer_seeds(arranged: Arranged, metric: str) -> str | None:
+    """A sentence on the entries that are means of fewer seeds than others; a table does not show
+    it."""
+    scores = {place: arranged.score(*place, metric) for place in arranged.entries}
+    seeds = {place: score.seeds for place, score in scores.items() if score is not None}
+    most = max(seeds.values(), default=0)
+    fewer = [f"{row}, {column} ({n})" for (row, column), n in seeds.items() if n < most]
+    return f"Means of fewer than {most} seeds: {'; '.join(fewer)}." if fewer else None
 
 
 def with_metric(outcomes: list[Outcome], asked: str) -> tuple[list[Outcome], str]:

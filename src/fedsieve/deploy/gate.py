@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import re
 import socket
 import ssl
@@ -174,6 +175,8 @@ def open_gate(
         try:
             yield
         finally:
+            # Sites that hold their connections are cut off, which uvicorn would call an error.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             server.should_exit = True
             thread.join()
 

@@ -7,7 +7,7 @@ the page's policy forbids styles on elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,10 +123,8 @@ def _line_plot(
     ys = [y for line in drawn for _, y in line.points]
     low, high = y_range or _padded(min(ys), max(ys))
     y_ticks = ticks(low, high)
-    names = [
-        _shortened(line.name, MOST_LETTERS if width == WHOLE else MOST_LETTERS // 2)
-        for line in drawn
-    ]
+    most = MOST_LETTERS if width == WHOLE else MOST_LETTERS // 2
+    names = _shortened([line.name for line in drawn], most)
     left = 38 + LETTER * max(len(y_text(tick)) for tick in y_ticks)
     right = width - 26 - BOLD_LETTER * max(map(len, names))
     height = max(HEIGHT[width], int(LINE * len(drawn)) + 80)
@@ -153,7 +151,7 @@ def site_plot(title: str, sites: Sequence[Site], width: int = WHOLE) -> Markup:
 
 
 def _site_plot(title: str, sites: Sequence[Site], width: int) -> Markup:
-    names = [_shortened(site.name) for site in sites]
+    names = _shortened([site.name for site in sites])
     left = 20 + LETTER * max(map(len, names))
     height = int(26 * len(sites)) + 66
     axis = Axis(0, 1, left, width - 30)
@@ -258,7 +256,7 @@ def _mixture_curves(
 
 def confusion_plot(title: str, findings: Findings) -> Markup:
     """Given labels in rows, what they look like in columns; the darker, the more suspects."""
-    classes = [_shortened(name, 16) for name in findings.classes]
+    classes = _shortened(findings.classes, 16)
     counts = {(pair.given, pair.likely): pair.suspects for pair in findings.mistaken}
     most = max(counts.values(), default=0) or 1
     cell = 34
@@ -400,9 +398,30 @@ def _text(x: float, y: float, words: str, look: str) -> Markup:
     return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(look, x, y, words)
 
 
-def _shortened(name: str, most: int = MOST_LETTERS) -> str:
-    name = " ".join(name.split())
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+def _shortened(names: Sequence[str], most: int = MOST_LETTERS) -> list[str]:
+    """The names in at most so many letters. Those that would look alike without their ends lose
+    what stands between their first letters and the word in which they begin to differ."""
+    whole = [" ".join(name.split()) for name in names]
+    alike: dict[str, set[str]] = {}
+    for name in whole:
+        alike.setdefault(_cut(name, most), set()).add(name)
+    return [_told_from(alike[_cut(name, most)], name, most) for name in whole]
+
+
+def _told_from(alike: Collection[str], name: str, most: int) -> str:
+    """One of the names that would look alike if cut; the only one is just cut."""
+    if len(alike) == 1:
+        return _cut(name, most)
+    letters = enumerate(zip(*alike, strict=False))
+    shared = next((k for k, kth in letters if len(set(kth)) > 1), min(map(len, alike)))
+    head = most // 3
+    room = most - head - 6  # for an ellipsis, and five letters behind what is shared
+    word = max(head, name.rfind(" ", 0, shared) + 1, shared - room)
+    return _cut(f"{name[:head]}…{name[word:]}", most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

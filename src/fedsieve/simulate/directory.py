@@ -110,16 +110,21 @@ class RunDirectory:
         """The setting that keeps a run of this recipe from forking from the one here."""
         return first_difference(_common(identity(self.recipe())), _common(identity(recipe)))
 
+    def origin(self) -> Path | None:
+        """The run that the one here forked from; None if it began by itself."""
+        try:
+            record = json.loads((self.path / ENVIRONMENT).read_bytes())
+        except (OSError, ValueError):
+            return None
+        origin = record.get("origin") if isinstance(record, dict) else None
+        return Path(origin) if isinstance(origin, str) else None
+
     def check_fork(self, origin: Path) -> None:
         """Refuse to take a run for a fork of `origin` that began by itself or elsewhere."""
         if not (self.path / CONFIG).exists():
             return
-        try:
-            record = json.loads((self.path / ENVIRONMENT).read_bytes())
-        except (OSError, ValueError):
-            record = {}
         check(
-            record.get("origin") == str(origin.resolve()),
+            self.origin() == origin.resolve(),
             f"{self.path} already holds a run that did not fork from {origin}; give another folder "
             "with --out, or leave --fork out.",
         )

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -85,7 +85,7 @@ def find_outcomes(folders: Iterable[Path]) -> tuple[list[Outcome], int]:
         check(top.is_dir(), f"There is no folder {top}; give the folder that a run was written to.")
         for name, below, files in os.walk(top):
             below.sort()
-            if "config.toml" not in files:
+            if "config.toml" not in files or not holds_run(files):
                 continue
             folder = Path(name).resolve()
             if "summary.json" in files:
@@ -93,6 +93,12 @@ def find_outcomes(folders: Iterable[Path]) -> tuple[list[Outcome], int]:
             else:
                 unfinished.add(folder)
     return list(found.values()), len(unfinished)
+
+
+def holds_run(files: Collection[str]) -> bool:
+    """Whether a folder with these files is that of a run: other programs have a config.toml, too,
+    such as Flower's beside the run of a server."""
+    return not {"env.json", "metrics.jsonl", "summary.json"}.isdisjoint(files)
 
 
 def once_per_seed(outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -136,12 +142,13 @@ def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """The nested settings of the run in a folder, and whether it is a fork, which ends otherwise
-    than a run of the same settings that began by itself."""
+    """The nested settings of the run in a folder, and after which round it forked, if it did: a
+    fork ends otherwise than a run of the same settings that began by itself or elsewhere."""
     settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     environment = folder / "env.json"
-    if environment.exists() and "forked_from" in json.loads(environment.read_bytes()):
-        settings["fork"] = True
+    record = json.loads(environment.read_bytes()) if environment.exists() else {}
+    if "forked_from" in record:
+        settings["fork"] = record["forked_from"].rpartition(", ")[2]  # "round 10"
     return settings
 
 
@@ -302,8 +309,9 @@ def _column_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
 
 
 def _differing(parts: Sequence[Settings]) -> list[str]:
-    """The settings that are not the same in all parts, in the order in which they were written."""
-    paths = dict.fromkeys(path for part in parts for path in part)
+    """The settings that are not the same in all parts, in the order in which they were written by
+    the part that has most of them."""
+    paths = dict.fromkeys(path for part in sorted(parts, key=len, reverse=True) for path in part)
     return [path for path in paths if len({repr(part.get(path)) for part in parts}) > 1]
 
 

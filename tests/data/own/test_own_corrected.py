@@ -432,7 +432,7 @@ def test_without_verdicts_the_reading_stays(tmp_path_factory, sites, with_file):
 def test_verdicts_are_read_by_the_names_of_columns(tmp_path: Path):
     file = tmp_path / "v.csv"
     header = ("verdict", "note", "new_label", "id", "given", "site")
-    write_rows(file, header, [("relabel ", "-", "=dog", "=a.png", "cat", "n")])
+    write_rows(file, header, [("Relabel ", "-", "=dog", "=a.png", "cat", "n")])
     assert read_verdicts(file) == (Verdict("=a.png", "n", "cat", "relabel", "=dog"),)
 
 

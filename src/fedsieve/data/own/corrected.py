@@ -35,6 +35,7 @@ from fedsieve.data.own.layout import (
     parts_of,
     read_npz,
     read_table,
+    refuse_inside,
     root_of,
     samples_of,
 )
@@ -76,7 +77,7 @@ def read_verdicts(path: Path) -> tuple[Verdict, ...]:
     verdicts = []
     for number, cells in enumerate(read_columns(path, COLUMNS, "verdicts need"), start=1):
         sample_id, site, given, word, new_label = cells
-        word = word.strip()
+        word = word.strip().lower()  # some spreadsheets begin every cell with a capital
         check(
             word in get_args(Word),
             f"{path}, row {number}: the verdict must be {', '.join(get_args(Word))}, not {word!r}.",
@@ -95,10 +96,7 @@ def apply_verdicts(
     """
     kind = kind_of(data, reading.kind)
     root = root_of(data)
-    check(
-        not data.is_dir() or not out.resolve().is_relative_to(data.resolve()),
-        f"{out} lies in the data that are corrected; give a place outside {data}.",
-    )
+    refuse_inside(data, out)
     names = fixed_classes(root, reading)
     found_in = {part: samples_of(root, part, names) for part in parts_of(data, kind)}
     found = Found()

@@ -170,6 +170,15 @@ def root_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
+def refuse_inside(data: Path, out: Path) -> None:
+    """Refuse to write to `out` where a folder of data would then hold what is no data of it: the
+    next one to read it would take that for a class or a site."""
+    check(
+        not data.is_dir() or not out.resolve().is_relative_to(data.resolve()),
+        f"{out} lies in the data, which are only read; give a place outside {data} with --out.",
+    )
+
+
 def samples_of(root: Path, part: Part, names: Sequence[str] | None) -> Found:
     """The samples of a part; ids are relative to `root`.
 
