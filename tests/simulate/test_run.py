@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.data.sources import Dataset
@@ -303,14 +304,21 @@ def test_a_further_network_is_heard_wherever_the_global_model_is_tried(
     alone, together = (read_lines(tmp_path / n / "metrics.jsonl") for n in ("alone", "together"))
     data = load_digits()
     threes = 100 * float((data.test_labels == 3).float().mean())
-    given = torch.tensor(load_scene(tmp_path / "alone" / "scene.safetensors").given)
-    taken_in = float((given[given != data.train_labels] == 3).float().mean())
+    scene = load_scene(tmp_path / "alone" / "scene.safetensors")
+    is_wrong = scene.given != data.train_labels.numpy()
+
+    def taken_in(samples: slice | NDArray[np.int64]) -> float:
+        return float((scene.given[samples][is_wrong[samples]] == 3).mean())
+
     for line, other in zip(together, alone, strict=True):
         assert line["accuracy"] == pytest.approx(threes)
-        assert line["diagnostics"]["memorised"] == pytest.approx(taken_in)
+        assert line["diagnostics"]["memorised"] == pytest.approx(taken_in(slice(None)))
         assert line["drift"] == other["drift"]
     seen = [read_lines(tmp_path / name / "clients.jsonl") for name in ("alone", "together")]
-    assert seen[0] == seen[1], "of a client's own model"
+    for own, other in zip(*seen, strict=True):
+        assert other["global_memorised"] == pytest.approx(taken_in(scene.clients[own["client"]]))
+        for name in own.keys() - {n for n in own if n.startswith("global_")}:
+            assert own[name] == other[name], "of a client's own model"
     weights = [final_weights(tmp_path / name) for name in ("alone", "together")]
     assert_same_weights(*weights)
 
