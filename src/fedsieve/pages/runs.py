@@ -148,8 +148,7 @@ def labels_of(runs: Sequence[RunRecord]) -> list[str]:
         ]
     )
     labels = [run.folder.resolve().name for run in runs]
-    for (row, column), entry in arranged.entries.items():
-        name = row if len(arranged.columns) == 1 else f"{row}, {column}"
+    for name, entry in arranged.named():
         for outcome in entry:
             seed = f", seed {outcome.settings.get('seed', '?')}" if len(entry) > 1 else ""
             labels[outcome.summary["place"]] = name + seed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import statistics
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -72,6 +73,12 @@ class Arranged:
     def score(self, row: str, column: str, metric: str) -> Score | None:
         """The metric of one entry; None where no run of it knows the metric."""
         return score_of(self.entries.get((row, column), ()), metric)
+
+    def named(self) -> Iterator[tuple[str, Sequence[Outcome]]]:
+        """The entries, row by row, each with a name that tells it from the others."""
+        for row, column in itertools.product(self.rows, self.columns):
+            if outcomes := self.entries.get((row, column)):
+                yield row if len(self.columns) == 1 else f"{row}, {column}", outcomes
 
     def in_column(self, column: str) -> list[Outcome]:
         return [o for (_, c), outcomes in self.entries.items() if c == column for o in outcomes]
