@@ -19,10 +19,11 @@ import torch
 from fedsieve import files
 from fedsieve.cli import run as command
 from fedsieve.cli.run import result_rows
+from fedsieve.labels import load_labels
 from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import read_lines
 from fedsieve.simulate.results import Outcome, arrange
-from fedsieve.simulate.run import run
+from fedsieve.simulate.rounds import Simulation
 
 CONTROL = {chr(code) for code in range(32)} - {"\n"}
 
@@ -275,16 +276,28 @@ def test_forks_of_different_rounds_are_no_repeated_seed(cli):
     assert rows == ["| fedavg fork=round 1", "| fedavg fork=round 2"]
 
 
-def test_labels_are_there_even_if_the_last_round_was_interrupted(cli, monkeypatch):
-    def interrupted(recipe, folder, *rest, **options):
-        run(recipe, folder)
-        raise RunInterruptedError("Stopped; it is finished.")
+def test_labels_are_there_from_the_beginning(cli, monkeypatch):
+    """Of a run that is killed in its first round, and of a fork likewise; a finished run gets those
+    that its sweep has by now."""
+    cli("run", "tiny.toml", "--out", "trunk", *WARM_UP)
+    recipe = Path("tiny.toml")
+    recipe.write_text(recipe.read_text() + '[sweep]\nrow = [{ label = "a" }]\n')
 
-    with Path("tiny.toml").open("a") as recipe:
-        recipe.write('[sweep]\nrow = [{ label = "a" }]\n')
-    monkeypatch.setattr("fedsieve.cli.run.run", interrupted)
-    assert cli("run", "tiny.toml", "--out", "runs").status == 130
-    assert Path("runs/a-seed1/labels.json").exists()
+    def killed(self, *rest):
+        raise RunInterruptedError("Killed.")
+
+    for begin in ((), ("--fork", "trunk")):
+        out = Path("runs", *begin)
+        with monkeypatch.context() as patch:
+            patch.setattr(Simulation, "go_on", killed)
+            assert cli("run", "tiny.toml", "--out", out, *begin).status == 130
+        assert load_labels(out / "a-seed1")[0].axis == "row"
+        recipe.write_text(recipe.read_text().replace("row = ", "variant = "))
+        assert cli("run", "tiny.toml", "--out", out, *begin).status == 0
+        assert load_labels(out / "a-seed1")[0].axis == "variant"
+        recipe.write_text(recipe.read_text().replace("variant = ", "row = "))
+        assert cli("run", "tiny.toml", "--out", out, *begin).status == 0
+        assert load_labels(out / "a-seed1")[0].axis == "row"
 
 
 def test_a_refused_run_leaves_the_labels_of_the_other_alone(cli):

@@ -18,7 +18,6 @@ from fedsieve.cli.progress import watcher
 from fedsieve.cli.table import score_text
 from fedsieve.data.own.layout import refuse_inside
 from fedsieve.errors import FedsieveError, check
-from fedsieve.labels import save_labels
 from fedsieve.recipe import recipe_table
 from fedsieve.simulate.control import RunInterruptedError, RunPausedError
 from fedsieve.simulate.directory import CONFIG, SUMMARY, RunDirectory
@@ -82,14 +81,19 @@ def main(argv: Sequence[str]) -> int:
                 folder = grid.folder_of(planned, options.out)
                 was_finished = (folder / SUMMARY).exists()
                 try:
-                    summary = run(planned.recipe, folder, watching, fork=origin, may_fork_out=True)
+                    summary = run(
+                        planned.recipe,
+                        folder,
+                        watching,
+                        fork=origin,
+                        labels=planned.labels,
+                        may_fork_out=True,
+                    )
                 except RunInterruptedError as stop:
-                    save_labels(planned.labels, folder)
                     if not isinstance(stop, RunPausedError):
                         raise
                     print(f"{planned.name}: {stop}", file=sys.stderr)
                     continue
-                save_labels(planned.labels, folder)
                 if was_finished:
                     watching.skipped(folder)
                 table = recipe_table(planned.recipe)
