@@ -328,6 +328,22 @@ def test_a_damaged_checkpoint(cli):
     assert answer.err.count("\n") == 1
 
 
+def test_a_damaged_checkpoint_of_a_grid_costs_one_run(cli):
+    """What the refusal says to do is enough: the same command, and only that run is repeated."""
+    grid = ("run", "tiny.toml", "--seeds", "1", "2", "--out", "grid")
+    cli(*grid, *WARM_UP)
+    one, other = (Path("grid", f"fedavg-seed{seed}") for seed in (1, 2))
+    Path(one, "checkpoint", "commit.json").write_bytes(b"nonsense")
+    answer = cli(*grid)
+    assert answer.status == 2
+    assert "delete the folder of that run, or move it away, and its command begins" in answer.err
+    one.rename("aside")
+    answer = cli(*grid)
+    assert answer.status == 0
+    assert f"{one.name}: 2 rounds of fedavg\n" in answer.err
+    assert f"{other.name}: 2 rounds of fedavg, going on after round 1\n" in answer.err
+
+
 def test_a_full_disk_loses_nothing(cli, monkeypatch):
     stop_after_one_round(cli)
     saved = {path: path.read_bytes() for path in Path("x/checkpoint").rglob("*.*")}

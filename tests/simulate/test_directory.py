@@ -253,7 +253,7 @@ def test_a_log_that_lost_lines_is_noticed(tmp_path: Path) -> None:
     checkpoint = directory.last_checkpoint()
     with directory.lock():
         text = refusal(lambda: directory.open_logs((METRICS,), checkpoint))
-    assert "lacks lines that the checkpoint counts on" in text
+    assert "lacks lines that the checkpoint counts on; delete the folder of that run" in text
 
 
 # ----------------------------------------------------------------------------------- checkpoints
@@ -305,7 +305,7 @@ def test_a_damaged_commit_is_refused_in_one_sentence(tmp_path: Path, content: by
     (tmp_path / "checkpoint" / "commit.json").write_bytes(content)
     text = refusal(RunDirectory(tmp_path).last_checkpoint)
     assert text.startswith(f"The checkpoint {tmp_path / 'checkpoint' / 'commit.json'} cannot be")
-    assert text.endswith("start the run again in a new folder with --out.")
+    assert "; delete the folder of that run, or move it away" in text
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])

@@ -26,7 +26,7 @@ from fedsieve.errors import FedsieveError, check
 from fedsieve.files import locked, remove_drafts, write_atomically
 from fedsieve.recipe import Recipe, identity, recipe_from_table, recipe_table
 from fedsieve.serial import decode, encode
-from fedsieve.simulate.store import state_file
+from fedsieve.simulate.store import BEGIN_ANEW, state_file
 from fedsieve.types import ClientId, Weights
 
 METRICS = "metrics.jsonl"
@@ -235,10 +235,7 @@ class RunDirectory:
 
     @staticmethod
     def _unreadable(path: Path, error: Exception) -> FedsieveError:
-        return FedsieveError(
-            f"The checkpoint {path} cannot be read ({error}); start the run again in a new folder "
-            "with --out."
-        )
+        return FedsieveError(f"The checkpoint {path} cannot be read ({error}); {BEGIN_ANEW}.")
 
     def save_server(self, rounds_done: int, server: Any) -> None:
         write_atomically(self._server_file(rounds_done), encode(server))
@@ -271,8 +268,7 @@ class RunDirectory:
             written = path.stat().st_size if path.exists() else 0
             check(
                 written >= size,
-                f"{path} lacks lines that the checkpoint counts on; start the run again in a new "
-                "folder with --out.",
+                f"{path} lacks lines that the checkpoint counts on; {BEGIN_ANEW}.",
             )
             if written > size:
                 os.truncate(path, size)
