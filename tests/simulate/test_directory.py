@@ -225,7 +225,9 @@ def test_lines_of_clients_may_be_switched_off_and_on_between_checkpoints(tmp_pat
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
 def test_a_damaged_summary_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "summary.json").write_bytes(content)
-    assert "is damaged; delete it" in refusal(RunDirectory(tmp_path).summary)
+    text = refusal(RunDirectory(tmp_path).summary)
+    assert text.startswith(f"{tmp_path / 'summary.json'} is damaged (")
+    assert "); delete it and give the same command again" in text
 
 
 def test_a_damaged_log_is_refused_in_one_sentence(tmp_path: Path) -> None:

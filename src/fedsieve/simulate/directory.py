@@ -26,6 +26,7 @@ from fedsieve.errors import FedsieveError, check
 from fedsieve.files import locked, remove_drafts, write_atomically
 from fedsieve.recipe import Recipe, identity, recipe_from_table, recipe_table
 from fedsieve.serial import decode, encode
+from fedsieve.simulate.results import summary_in
 from fedsieve.simulate.store import BEGIN_ANEW, state_file
 from fedsieve.types import ClientId, Weights
 
@@ -194,15 +195,12 @@ class RunDirectory:
         if not path.exists():
             return None
         try:
-            summary = json.loads(path.read_bytes())
-        except ValueError:
-            summary = None
-        check(
-            isinstance(summary, dict),
-            f"{path} is damaged; delete it and give the same command again, which repeats what is "
-            "no longer saved.",
-        )
-        return dict(summary)
+            return summary_in(path)
+        except (ValueError, TypeError) as error:
+            raise FedsieveError(
+                f"{path} is damaged ({error}); delete it and give the same command again, which "
+                "repeats what is no longer saved."
+            ) from None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.path / SUMMARY, _json(summary))

@@ -25,6 +25,22 @@ IRRELEVANT = ("seed", "name", "data.path")
 """Settings in which the runs of one entry may differ, besides those of the engine."""
 
 
+NUMBERS = ("last10", "best", "final", "suspect_auroc", "noise", "refused_updates")
+"""What is read of a summary, where it is known."""
+
+
+def summary_in(path: Path) -> dict[str, Any]:
+    """A run's summary from its file; a `ValueError` or `TypeError` where that holds none."""
+    summary = json.loads(path.read_bytes())
+    if not isinstance(summary, dict):
+        raise TypeError(f"{path.name} holds no table")
+    for name in NUMBERS:
+        value = summary.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{path.name} has {value!r} for the number {name}")
+    return summary
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A finished run: its settings and its summary."""
@@ -165,9 +181,7 @@ def _read(folder: Path) -> Outcome:
         settings = settings_in(folder)
         if not settings:
             raise ValueError(f"{config.name} is empty")
-        return Outcome.of(
-            settings, dict(json.loads(summary.read_bytes())), folder, load_labels(folder)
-        )
+        return Outcome.of(settings, summary_in(summary), folder, load_labels(folder))
     except (ValueError, TypeError) as error:
         raise FedsieveError(
             f"The results in {folder} cannot be read ({error}); delete or repair that folder."
