@@ -25,6 +25,10 @@ from fedsieve.simulate.results import Arranged, Outcome, arrange, score_of
 from fedsieve.simulate.run import run
 from fedsieve.simulate.summary import LAST_ROUNDS
 
+FOR_A_GPU = (
+    "This recipe is meant for a GPU: run it where there is one (--engine.device cuda), or with a "
+    "smaller network (--model.name small); `fedsieve run demo` is quick on a CPU."
+)
 FILES = {
     "summary.json": "the result in a few numbers",
     "metrics.jsonl": "one line per round: accuracy, losses, diagnostics, seconds, bytes",
@@ -74,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         if data.path is not None and data.source in ("folder", "sites"):
             refuse_inside(data.path, grid.folder_of(planned, options.out))
     outcomes = []
-    watching = watcher()
+    watching = watcher(advice=FOR_A_GPU)
     try:
         with watching.shown():
             for planned, origin in zip(grid.runs, origins, strict=True):
