@@ -276,6 +276,21 @@ def test_forks_of_different_rounds_are_no_repeated_seed(cli):
     assert rows == ["| fedavg fork=round 1", "| fedavg fork=round 2"]
 
 
+def test_forks_of_different_trunks_are_no_seeds_of_one_entry(cli):
+    """Those of one kind of trunk are, whichever folder it lay in."""
+    prox = ("run", "tiny.toml", "--method.name", "fedprox", "--seed")
+    for seed, mu in ((1, 9.0), (2, 9.0), (3, 0.5)):
+        cli(*prox, f"{seed}", "--out", f"warm{seed}", *WARM_UP, "--method.mu", f"{mu}")
+        cli(*prox, f"{seed}", "--fork", f"warm{seed}", "--out", f"runs/after{seed}")
+    cli(*prox, "1", "--out", "runs/whole")
+    table = cli("table", "runs", "--format", "csv").out.splitlines()[1:]
+    assert {row.split(",")[0]: row.split(",")[2] != "" for row in table} == {
+        "fedprox": False,
+        "fedprox trunk's mu=9.0 fork=round 1": True,  # a mean of two seeds
+        "fedprox trunk's mu=0.5 fork=round 1": False,
+    }
+
+
 def test_labels_are_there_from_the_beginning(cli, monkeypatch):
     """Of a run that is killed in its first round, and of a fork likewise; a finished run gets those
     that its sweep has by now."""

@@ -26,7 +26,7 @@ from fedsieve.errors import FedsieveError, check
 from fedsieve.files import locked, remove_drafts, write_atomically
 from fedsieve.recipe import Recipe, identity, recipe_from_table, recipe_table
 from fedsieve.serial import decode, encode
-from fedsieve.simulate.results import summary_in
+from fedsieve.simulate.results import summary_in, trunk_settings
 from fedsieve.simulate.store import BEGIN_ANEW, state_file
 from fedsieve.types import ClientId, Weights
 
@@ -165,6 +165,7 @@ class RunDirectory:
             record = environment() | {
                 "forked_from": f"{other.path}, round {origin.rounds_done}",
                 "origin": str(other.path.resolve()),
+                "trunk": trunk_settings(other.path),
             }
             write_atomically(self.path / ENVIRONMENT, _json(record))
             write_atomically(self._commit_file, other._commit_file.read_bytes())

@@ -21,6 +21,10 @@ Settings: TypeAlias = Mapping[str, Any]
 
 SCENE_SETTINGS = ("data.", "scene.")
 """Settings with these beginnings belong to a column; all others to a row."""
+TRUNK = "trunk."
+"""Settings with this beginning are those of the run that a fork began from."""
+OF_METHOD = ("method.", TRUNK)
+"""Settings that mean something among runs of one method only."""
 IRRELEVANT = ("seed", "name", "data.path")
 """Settings in which the runs of one entry may differ, besides those of the engine."""
 
@@ -165,14 +169,24 @@ def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """The nested settings of the run in a folder, and after which round it forked, if it did: a
-    fork ends otherwise than a run of the same settings that began by itself or elsewhere."""
+    """The nested settings of the run in a folder, and after which round of which trunk it forked,
+    if it did: a fork ends otherwise than a run of the same settings that began by itself or
+    elsewhere."""
     settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     environment = folder / "env.json"
     record = json.loads(environment.read_bytes()) if environment.exists() else {}
     if "forked_from" in record:
         settings["fork"] = record["forked_from"].rpartition(", ")[2]  # "round 10"
+        settings["trunk"] = record.get("trunk", {})
     return settings
+
+
+def trunk_settings(folder: Path) -> dict[str, Any]:
+    """What may tell the run in a folder from other trunks of the forks from it: the settings of its
+    method, and where it forked itself."""
+    settings = settings_in(folder)
+    method = {name: value for name, value in settings["method"].items() if name != "name"}
+    return method | {name: settings[name] for name in ("fork", "trunk") if name in settings}
 
 
 def _read(folder: Path) -> Outcome:
@@ -298,11 +312,12 @@ def _column_name(part: _Part, parts: Sequence[_Part]) -> str:
 
 
 def _row_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
-    """The method, and what differs from other rows; its own settings only from its namesakes."""
+    """The method, and what differs from other rows; its own settings, and those of the trunk that
+    it forked from, only from its namesakes."""
     method = str(part.get("method.name", "?"))
     namesakes = [other for other in parts if other.get("method.name") == method]
-    differing = [path for path in _differing(namesakes) if path.startswith("method.")]
-    differing += [path for path in _differing(parts) if not path.startswith("method.")]
+    differing = [path for path in _differing(namesakes) if path.startswith(OF_METHOD)]
+    differing += [path for path in _differing(parts) if not path.startswith(OF_METHOD)]
     words = [f"{_leaf(path)}={_text(part[path])}" for path in differing if path in part]
     return " ".join([method, *words])
 
@@ -331,13 +346,18 @@ def _column_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
 
 def _differing(parts: Sequence[Settings]) -> list[str]:
     """The settings that are not the same in all parts, in the order in which they were written by
-    the part that has most of them."""
+    the part that has most of them. A trunk's are compared among forks, for others have none."""
     paths = dict.fromkeys(path for part in sorted(parts, key=len, reverse=True) for path in part)
-    return [path for path in paths if len({repr(part.get(path)) for part in parts}) > 1]
+    return [
+        path
+        for path in paths
+        if len({repr(p.get(path)) for p in parts if "fork" in p or not path.startswith(TRUNK)}) > 1
+    ]
 
 
 def _leaf(path: str) -> str:
-    return path.rpartition(".")[2]
+    leaf = path.rpartition(".")[2]
+    return f"trunk's {leaf}" if path.startswith(TRUNK) else leaf
 
 
 _LONGEST = 40
