@@ -128,6 +128,15 @@ class Terminal(io.StringIO):
         return True
 
 
+def a_terminal(monkeypatch) -> Terminal:
+    """One that standard error goes to, and that notes what stands there."""
+    shown = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr("sys.stderr", shown)
+    return shown
+
+
 def test_a_terminal_gets_bars_and_everything_else_lines(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     assert isinstance(watcher(), Lines)
@@ -138,10 +147,7 @@ def test_a_terminal_gets_bars_and_everything_else_lines(monkeypatch):
 
 
 def test_a_bar_shows_round_and_accuracy(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("sys.stderr", terminal)
+    terminal = a_terminal(monkeypatch)
     bars = Bars()
     with bars.shown():
         bars.skipped(Path("runs/old"))
@@ -156,10 +162,7 @@ def test_a_bar_shows_round_and_accuracy(monkeypatch):
 
 
 def test_a_bar_shows_the_clients_of_a_slow_round(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr("sys.stderr", terminal)
+    terminal = a_terminal(monkeypatch)
     clock = Clock()
     bars = Bars(clock=clock, advice="Take a GPU.")
     with bars.shown():
