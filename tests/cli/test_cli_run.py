@@ -19,6 +19,7 @@ import torch
 from fedsieve import files
 from fedsieve.cli import run as command
 from fedsieve.cli.run import result_rows
+from fedsieve.errors import FedsieveError
 from fedsieve.labels import load_labels
 from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import read_lines
@@ -299,13 +300,13 @@ def test_labels_are_there_from_the_beginning(cli, monkeypatch):
     recipe.write_text(recipe.read_text() + '[sweep]\nrow = [{ label = "a" }]\n')
 
     def killed(self, *rest):
-        raise RunInterruptedError("Killed.")
+        raise FedsieveError("Killed.")
 
     for begin in ((), ("--fork", "trunk")):
         out = Path("runs", *begin)
         with monkeypatch.context() as patch:
             patch.setattr(Simulation, "go_on", killed)
-            assert cli("run", "tiny.toml", "--out", out, *begin).status == 130
+            assert cli("run", "tiny.toml", "--out", out, *begin).status == 2
         assert load_labels(out / "a-seed1")[0].axis == "row"
         recipe.write_text(recipe.read_text().replace("row = ", "variant = "))
         assert cli("run", "tiny.toml", "--out", out, *begin).status == 0
