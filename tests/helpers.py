@@ -21,6 +21,7 @@ from fedsieve.methods.contract import Method
 from fedsieve.methods.fedavg import Down, Up
 from fedsieve.recipe import Recipe, recipe_from_table
 from fedsieve.scenes import Scene, SceneConfig, fingerprint_of
+from fedsieve.simulate.control import Silent
 from fedsieve.simulate.directory import METRICS, MODEL, read_lines
 from fedsieve.types import Metrics, Shard, Streams, Weights
 
@@ -123,14 +124,11 @@ class Cut(BaseException):
     """As if the machine had lost its power: nothing of ours catches it."""
 
 
-class CutAfter:
+class CutAfter(Silent):
     """A reporter that ends everything after a round."""
 
     def __init__(self, round: int) -> None:
         self._round = round
-
-    def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None:
-        pass
 
     def finished_round(self, line: Mapping[str, Any]) -> None:
         if line["round"] == self._round:

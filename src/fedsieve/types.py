@@ -78,5 +78,5 @@ class Streams:
         return replace(self, part=f"{self.part}{part}/")
 
 
-def nothing() -> None:
+def nothing(*_: object) -> None:
     pass

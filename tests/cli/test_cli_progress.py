@@ -60,6 +60,62 @@ def test_a_resumed_run_counts_its_own_rounds_only():
     assert lines[1] == "me: round 90/100, accuracy 44.50 %, 30 s left"
 
 
+CPU = replace(RECIPE.engine, device="cpu")
+
+
+def told_of_clients(
+    seconds: float, rounds: int, *, workers: int = 1, until: float = 1.0, start: int = 0
+) -> list[str]:
+    """The lines on a run with four clients a round, without that on its start."""
+    recipe = replace(
+        RECIPE, rounds=rounds, clients_per_round=4, engine=replace(CPU, workers=workers)
+    )
+    lines: list[str] = []
+    clock = Clock()
+    reporter = Lines(lines.append, clock, advice="Take a GPU.")
+    reporter.started(recipe, Path("runs/me"), start)
+    for place in range(int(4 * until)):
+        clock.now += seconds
+        reporter.trained_clients(place % 4 + 1, 4)
+        if place % 4 == 3:
+            reporter.finished_round({"round": start + place // 4, "accuracy": 50.0})
+    return lines[1:]
+
+
+def test_the_clients_of_a_slow_round_are_told():
+    """20 s a client: of 10 rounds of 80 s, 780 s are left after the first of 40 clients."""
+    lines = told_of_clients(20.0, 10)
+    assert lines == [
+        "me: 1 of 4 clients of round 1, about 13 min left",
+        "me: round 1/10, accuracy 50.00 %, 12 min left",
+    ]
+    assert told_of_clients(2.4, 10) == ["me: round 1/10, accuracy 50.00 %, 86 s left"]
+    # 100 s a client: the next ones after 300 s, the round's line among them.
+    assert told_of_clients(100.0, 10, until=1.75) == [
+        "me: 1 of 4 clients of round 1, about 65 min left",
+        "me: round 1/10, accuracy 50.00 %, 60 min left",
+        "me: 3 of 4 clients of round 2, about 55 min left",
+    ]
+
+
+def test_a_run_of_many_hours_on_a_cpu_is_advised_once():
+    """200 s a client, 80 rounds of 4: 319 · 200 s are left after the first."""
+    lines = told_of_clients(200.0, 80, until=2.0)
+    assert lines[:2] == ["me: 1 of 4 clients of round 1, about 17.7 h left", "Take a GPU."]
+    assert lines.count("Take a GPU.") == 1
+
+
+def test_a_forecast_counts_on_the_processes_that_a_long_run_starts(monkeypatch):
+    """Two from the third round on: of 80 clients, 100 s each, 7 + 72 / 2 are left."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    lines = told_of_clients(100.0, 20, workers=0, until=2.75)
+    assert lines[0] == "me: 1 of 4 clients of round 1, about 72 min left"
+    assert lines[-1] == "me: 2 of 4 clients of round 3, about 1.9 h left", "measured with them"
+    assert told_of_clients(100.0, 20)[0] == "me: 1 of 4 clients of round 1, about 2.2 h left"
+    going_on = told_of_clients(100.0, 40, start=20)
+    assert going_on[0] == "me: 1 of 4 clients of round 21, about 2.2 h left"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.2, "0 s"), (99.4, "99 s"), (120, "2 min"), (7200, "2.0 h")]
 )
@@ -72,6 +128,15 @@ class Terminal(io.StringIO):
         return True
 
 
+def a_terminal(monkeypatch) -> Terminal:
+    """One that standard error goes to, and that notes what stands there."""
+    shown = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr("sys.stderr", shown)
+    return shown
+
+
 def test_a_terminal_gets_bars_and_everything_else_lines(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     assert isinstance(watcher(), Lines)
@@ -82,10 +147,7 @@ def test_a_terminal_gets_bars_and_everything_else_lines(monkeypatch):
 
 
 def test_a_bar_shows_round_and_accuracy(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("sys.stderr", terminal)
+    terminal = a_terminal(monkeypatch)
     bars = Bars()
     with bars.shown():
         bars.skipped(Path("runs/old"))
@@ -97,6 +159,20 @@ def test_a_bar_shows_round_and_accuracy(monkeypatch):
     assert "me" in last
     assert "round 42/100" in last
     assert "accuracy 12.35 %" in last or "accuracy 12.34 %" in last
+
+
+def test_a_bar_shows_the_clients_of_a_slow_round(monkeypatch):
+    terminal = a_terminal(monkeypatch)
+    clock = Clock()
+    bars = Bars(clock=clock, advice="Take a GPU.")
+    with bars.shown():
+        bars.started(replace(RECIPE, engine=replace(CPU, workers=1)), Path("runs/me"), 0)
+        clock.now = 1000.0
+        bars.trained_clients(1, 4)
+        bars.trained_clients(1, 4)
+    text = terminal.getvalue()
+    assert text.count("Take a GPU.") == 1
+    assert "1 of 4 clients of round 1, about 110.8 h left" in text  # 399 · 1000 s
 
 
 def test_lines_go_to_standard_error(capsys):

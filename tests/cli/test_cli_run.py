@@ -19,10 +19,12 @@ import torch
 from fedsieve import files
 from fedsieve.cli import run as command
 from fedsieve.cli.run import result_rows
+from fedsieve.errors import FedsieveError
+from fedsieve.labels import load_labels
 from fedsieve.simulate.control import RunInterruptedError
 from fedsieve.simulate.directory import read_lines
 from fedsieve.simulate.results import Outcome, arrange
-from fedsieve.simulate.run import run
+from fedsieve.simulate.rounds import Simulation
 
 CONTROL = {chr(code) for code in range(32)} - {"\n"}
 
@@ -275,16 +277,43 @@ def test_forks_of_different_rounds_are_no_repeated_seed(cli):
     assert rows == ["| fedavg fork=round 1", "| fedavg fork=round 2"]
 
 
-def test_labels_are_there_even_if_the_last_round_was_interrupted(cli, monkeypatch):
-    def interrupted(recipe, folder, *rest, **options):
-        run(recipe, folder)
-        raise RunInterruptedError("Stopped; it is finished.")
+def test_forks_of_different_trunks_are_no_seeds_of_one_entry(cli):
+    """Those of one kind of trunk are, whichever folder it lay in."""
+    prox = ("run", "tiny.toml", "--method.name", "fedprox", "--seed")
+    for seed, mu in ((1, 9.0), (2, 9.0), (3, 0.5)):
+        cli(*prox, f"{seed}", "--out", f"warm{seed}", *WARM_UP, "--method.mu", f"{mu}")
+        cli(*prox, f"{seed}", "--fork", f"warm{seed}", "--out", f"runs/after{seed}")
+    cli(*prox, "1", "--out", "runs/whole")
+    table = cli("table", "runs", "--format", "csv").out.splitlines()[1:]
+    assert {row.split(",")[0]: row.split(",")[2] != "" for row in table} == {
+        "fedprox": False,
+        "fedprox trunk's mu=9.0 fork=round 1": True,  # a mean of two seeds
+        "fedprox trunk's mu=0.5 fork=round 1": False,
+    }
 
-    with Path("tiny.toml").open("a") as recipe:
-        recipe.write('[sweep]\nrow = [{ label = "a" }]\n')
-    monkeypatch.setattr("fedsieve.cli.run.run", interrupted)
-    assert cli("run", "tiny.toml", "--out", "runs").status == 130
-    assert Path("runs/a-seed1/labels.json").exists()
+
+def test_labels_are_there_from_the_beginning(cli, monkeypatch):
+    """Of a run that is killed in its first round, and of a fork likewise; a finished run gets those
+    that its sweep has by now."""
+    cli("run", "tiny.toml", "--out", "trunk", *WARM_UP)
+    recipe = Path("tiny.toml")
+    recipe.write_text(recipe.read_text() + '[sweep]\nrow = [{ label = "a" }]\n')
+
+    def killed(self, *rest):
+        raise FedsieveError("Killed.")
+
+    for begin in ((), ("--fork", "trunk")):
+        out = Path("runs", *begin)
+        with monkeypatch.context() as patch:
+            patch.setattr(Simulation, "go_on", killed)
+            assert cli("run", "tiny.toml", "--out", out, *begin).status == 2
+        assert load_labels(out / "a-seed1")[0].axis == "row"
+        recipe.write_text(recipe.read_text().replace("row = ", "variant = "))
+        assert cli("run", "tiny.toml", "--out", out, *begin).status == 0
+        assert load_labels(out / "a-seed1")[0].axis == "variant"
+        recipe.write_text(recipe.read_text().replace("variant = ", "row = "))
+        assert cli("run", "tiny.toml", "--out", out, *begin).status == 0
+        assert load_labels(out / "a-seed1")[0].axis == "row"
 
 
 def test_a_refused_run_leaves_the_labels_of_the_other_alone(cli):
@@ -313,6 +342,22 @@ def test_a_damaged_checkpoint(cli):
     assert answer.status == 2
     assert f"The checkpoint {server} cannot be read" in answer.err
     assert answer.err.count("\n") == 1
+
+
+def test_a_damaged_checkpoint_of_a_grid_costs_one_run(cli):
+    """What the refusal says to do is enough: the same command, and only that run is repeated."""
+    grid = ("run", "tiny.toml", "--seeds", "1", "2", "--out", "grid")
+    cli(*grid, *WARM_UP)
+    one, other = (Path("grid", f"fedavg-seed{seed}") for seed in (1, 2))
+    Path(one, "checkpoint", "commit.json").write_bytes(b"nonsense")
+    answer = cli(*grid)
+    assert answer.status == 2
+    assert "delete the folder of that run, or move it away, and its command begins" in answer.err
+    one.rename("aside")
+    answer = cli(*grid)
+    assert answer.status == 0
+    assert f"{one.name}: 2 rounds of fedavg\n" in answer.err
+    assert f"{other.name}: 2 rounds of fedavg, going on after round 1\n" in answer.err
 
 
 def test_a_full_disk_loses_nothing(cli, monkeypatch):

@@ -137,6 +137,27 @@ def test_a_damaged_summary_is_named(content, cli):
     assert answer.err.startswith("fedsieve: The results in runs/a cannot be read")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("last10", "about 90"), ("best", [90.0]), ("refused_updates", True)]
+)
+def test_a_summary_with_something_else_for_a_number_is_named(name, value, cli):
+    """By a table, by the run whose command is given again, and on a report's page; curves need no
+    summary."""
+    assert cli("run", "tiny.toml", "--out", "runs/a").status == 0
+    summary = Path("runs/a/summary.json")
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {name: value}))
+    reason = f"(summary.json has {value!r} for the number {name}); delete"
+    answer = cli("table", "runs")
+    assert (answer.status, answer.err.count("\n")) == (2, 1)
+    assert answer.err.startswith(f"fedsieve: The results in runs/a cannot be read {reason}")
+    answer = cli("run", "tiny.toml", "--out", "runs/a")
+    assert answer.status == 2
+    assert f"runs/a/summary.json is damaged {reason}" in answer.err
+    assert cli("report", "runs").status == 0
+    assert "summary.json is damaged and was left out." in Path("report.html").read_text()
+    assert cli("curves", "runs").status == 0
+
+
 ABLATION = config(method={"name": "fedprox", "mu": 0.3}) | {
     "sweep": {
         "noise": [

@@ -66,6 +66,10 @@ def demanding(num_classes, depth):
     return None
 
 
+def positional(channels, depth, /):
+    return None
+
+
 def not_a_model():
     return "network"
 
@@ -129,7 +133,10 @@ def test_trial_leaves_the_model_as_it_was() -> None:
         ("no_such_function", "'my_networks' has no function 'no_such_function'"),
         ("a_number", "has no function 'a_number'"),
         ("not_a_model", "returned a str; it must return a torch.nn.Module"),
-        ("demanding", "missing a required argument: 'depth'; give its other arguments default"),
+        ("demanding", "needs the argument 'depth', but .* give its other arguments default"),
+        ("json:loads", "'json:loads' needs the argument 's', but a function that returns a model"),
+        ("positional", "needs the arguments 'channels' and 'depth', but .* by name and nothing"),
+        ("builtins:dict", "'builtins:dict' does not say which arguments it takes"),
         ("ten_always", r"a tensor of shape \(2, 10\) as logits .* shape \(2, 3\)"),
         ("mnist_only", r"could not take images of shape \(1, 4, 6\) .*: RuntimeError: .*multipl"),
         ("nothing", "could not take images"),

@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 
 from fedsieve.errors import FedsieveError
+from fedsieve.labels import Label, save_labels
 from fedsieve.pages.curves import Curve, Logs, OverClients, OverRounds, find_logs, passes
 from fedsieve.scenes import save_scene
 from helpers import hand_made_scene
@@ -79,6 +80,46 @@ def test_runs_that_differ_in_their_seed_only_have_one_identity(tmp_path: Path) -
     assert first == second
     assert [run.seed for run in find_logs([tmp_path])] == [1, 2, 1, None]
     assert len({first, other, unknown}) == 3
+
+
+def log_sweep(top: Path, seeds: tuple[int, ...]) -> None:
+    """Two variants that a sweep has in another order than the alphabet."""
+    for place, (folder, text, mu) in enumerate((("w_o_CE", "w/o CE", 0.5), ("all", "all", 0.1))):
+        for seed in seeds:
+            config = {"name": "x", "seed": seed, "method": {"name": "fedprox", "mu": mu}}
+            log(top / f"{folder}-seed{seed}", [mu * seed, mu], config)
+            label = Label(axis="variant", text=text, place=place, settings=("method.mu",))
+            save_labels([label], top / f"{folder}-seed{seed}")
+
+
+def test_a_sweep_names_and_orders_its_lines(tmp_path: Path) -> None:
+    log_sweep(tmp_path, (1,))
+    runs = find_logs([tmp_path])
+    assert [run.name for run in runs] == ["fedprox w/o CE", "fedprox all"]
+    assert [line["accuracy"] for line in runs[0].rounds] == [0.5, 0.5], "under its own name"
+    log(tmp_path / "by-itself", [1.0])
+    names = [run.name for run in find_logs([tmp_path])]
+    assert names == ["all-seed1", "by-itself", "w_o_CE-seed1"]
+
+
+@pytest.mark.parametrize("seeds", [(1, 2), (1, 2, 2)])
+def test_a_sweep_names_the_means_of_its_seeds(tmp_path: Path, seeds: tuple[int, ...]) -> None:
+    """A seed that lies in two folders counts once."""
+    log_sweep(tmp_path / "a", (1, 2))
+    if len(seeds) > 2:
+        log_sweep(tmp_path / "b", (2,))
+    runs = find_logs([tmp_path])
+    again = [" #1", " #2"] if len(seeds) > 2 else [""]
+    assert [run.name for run in runs] == [
+        f"fedprox {text}, seed {end}"
+        for text in ("w/o CE", "all")
+        for end in ("1", *(f"2{number}" for number in again))
+    ]
+    (curves,) = OverRounds.of(runs, ["accuracy"], mean=True).panels.values()
+    assert [(curve.run, curve.means) for curve in curves] == [
+        ("fedprox w/o CE", pytest.approx([0.75, 0.5])),
+        ("fedprox all", pytest.approx([0.15, 0.1])),
+    ]
 
 
 def test_a_line_per_run() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.recipe import Recipe
-from fedsieve.simulate.control import RunInterruptedError
+from fedsieve.simulate.control import RunInterruptedError, Silent
 from fedsieve.simulate.run import run
 from helpers import register_remembering, tiny_recipe, with_engine
 
@@ -31,14 +31,11 @@ def recipe_of(method: str, checkpoint_rounds: int = 2, workers: int = 1) -> Reci
     return with_engine(recipe, checkpoint_rounds=checkpoint_rounds, workers=workers)
 
 
-class Slow:
+class Slow(Silent):
     """A reporter that makes rounds long enough to be interrupted."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-
-    def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None:
-        pass
 
     def finished_round(self, line: Mapping[str, Any]) -> None:
         time.sleep(self._seconds)

@@ -20,7 +20,7 @@ from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
 from fedsieve.simulate import rounds as rounds_module
 from fedsieve.simulate import run as run_module
-from fedsieve.simulate.control import RunInterruptedError
+from fedsieve.simulate.control import RunInterruptedError, Silent
 from fedsieve.simulate.directory import METRICS, RunDirectory, read_lines
 from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import InProcess
@@ -46,9 +46,13 @@ class Idle(InProcess):
     idle_while_training = True
 
     def train(
-        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+        self,
+        round: int,
+        jobs: Sequence[Job],
+        meanwhile: Callable[[], None] = nothing,
+        trained: Callable[[int], None] = nothing,
     ) -> list[Result]:
-        results = super().train(round, jobs)
+        results = super().train(round, jobs, trained=trained)
         meanwhile()
         return results
 
@@ -71,14 +75,11 @@ def a_recipe(**engine: Any) -> Recipe:
     return with_engine(replace(tiny_recipe("remembering"), rounds=ROUNDS), **engine)
 
 
-class Watcher:
+class Watcher(Silent):
     """Does something when it hears of a round."""
 
     def __init__(self, action: Callable[[int], None]) -> None:
         self._action = action
-
-    def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None:
-        pass
 
     def finished_round(self, line: Any) -> None:
         self._action(line["round"])

@@ -225,7 +225,9 @@ def test_lines_of_clients_may_be_switched_off_and_on_between_checkpoints(tmp_pat
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
 def test_a_damaged_summary_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "summary.json").write_bytes(content)
-    assert "is damaged; delete it" in refusal(RunDirectory(tmp_path).summary)
+    text = refusal(RunDirectory(tmp_path).summary)
+    assert text.startswith(f"{tmp_path / 'summary.json'} is damaged (")
+    assert "); delete it and give the same command again" in text
 
 
 def test_a_damaged_log_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -253,7 +255,7 @@ def test_a_log_that_lost_lines_is_noticed(tmp_path: Path) -> None:
     checkpoint = directory.last_checkpoint()
     with directory.lock():
         text = refusal(lambda: directory.open_logs((METRICS,), checkpoint))
-    assert "lacks lines that the checkpoint counts on" in text
+    assert "lacks lines that the checkpoint counts on; delete the folder of that run" in text
 
 
 # ----------------------------------------------------------------------------------- checkpoints
@@ -305,7 +307,7 @@ def test_a_damaged_commit_is_refused_in_one_sentence(tmp_path: Path, content: by
     (tmp_path / "checkpoint" / "commit.json").write_bytes(content)
     text = refusal(RunDirectory(tmp_path).last_checkpoint)
     assert text.startswith(f"The checkpoint {tmp_path / 'checkpoint' / 'commit.json'} cannot be")
-    assert text.endswith("start the run again in a new folder with --out.")
+    assert "; delete the folder of that run, or move it away" in text
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])

@@ -18,7 +18,7 @@ from fedsieve.local.bench import Setup
 from fedsieve.methods import METHODS
 from fedsieve.recipe import Recipe
 from fedsieve.simulate import rounds as rounds_module
-from fedsieve.simulate.control import RunInterruptedError
+from fedsieve.simulate.control import RunInterruptedError, Silent
 from fedsieve.simulate.directory import METRICS, RunDirectory, read_lines
 from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import InProcess
@@ -26,7 +26,7 @@ from fedsieve.simulate.world import World
 from helpers import REMEMBERING, assert_same_run, tiny_recipe, with_engine
 
 
-class Watcher:
+class Watcher(Silent):
     """Notes what it is told, and may do something after a round."""
 
     def __init__(self, after: Callable[[int], None] = lambda round: None) -> None:
@@ -46,6 +46,19 @@ def test_a_reporter_is_told_of_every_round(tmp_path: Path) -> None:
     watcher = Watcher()
     run(tiny_recipe(), tmp_path, watcher)
     assert (watcher.starts, watcher.rounds) == ([0], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reporter_is_told_of_every_client_before_its_round(tmp_path: Path, workers: int) -> None:
+    """Three a round; with worker processes a round is told while the next one trains."""
+
+    class Told(Watcher):
+        def trained_clients(self, done: int, of: int) -> None:
+            told.append((len(self.rounds), done, of))
+
+    told: list[tuple[int, int, int]] = []
+    run(with_engine(tiny_recipe(rounds=2), workers=workers), tmp_path, Told())
+    assert told == [(round, done, 3) for round in (0, 1) for done in (1, 2, 3)]
 
 
 def test_a_run_may_stop_after_some_time_and_go_on(tmp_path: Path) -> None:

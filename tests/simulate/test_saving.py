@@ -23,7 +23,7 @@ from fedsieve.serial import decode
 from fedsieve.simulate import rounds as rounds_module
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate import saving
-from fedsieve.simulate.control import RunInterruptedError
+from fedsieve.simulate.control import RunInterruptedError, Silent
 from fedsieve.simulate.directory import METRICS, Checkpoint, RunDirectory, read_lines
 from fedsieve.simulate.run import run
 from fedsieve.simulate.saving import Saver
@@ -336,14 +336,11 @@ def test_states_on_a_gpu_are_written_while_it_computes(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- in a run
 
 
-class Reporter:
+class Reporter(Silent):
     """Does something after a round."""
 
     def __init__(self, after: Mapping[int, Callable[[], None]]) -> None:
         self._after = after
-
-    def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None:
-        pass
 
     def finished_round(self, line: Mapping[str, Any]) -> None:
         if line["round"] in self._after:

@@ -186,7 +186,7 @@ def test_a_damaged_state_is_named_in_one_sentence(tmp_path: Path, damage: str) -
     text = str(caught.value)
     assert text.startswith("The saved state of client 4 cannot be read")
     assert "4-9.safetensors" in text
-    assert text.endswith("start the run again in a new folder.")
+    assert "; delete the folder of that run, or move it away" in text
     assert "\n" not in text
 
 

@@ -32,6 +32,7 @@ from fedsieve.recipe import DataConfig, EngineConfig, Recipe
 from fedsieve.scenes import SceneConfig, load_scene
 from fedsieve.scenes.noise import Noise
 from fedsieve.sieve.gmm import fit_mixture
+from fedsieve.simulate.control import Silent
 from fedsieve.simulate.directory import SCENE, RunDirectory
 from fedsieve.simulate.run import run
 
@@ -260,7 +261,7 @@ class _Lap:
 
 
 @dataclass
-class _Watch:
+class _Watch(Silent):
     """A run's reporter that stops the time between rounds."""
 
     laps: list[_Lap] = field(default_factory=list)

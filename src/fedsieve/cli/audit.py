@@ -122,5 +122,8 @@ class OneBar:
             self._inner.started(whole, self._out, self._before + rounds_done)
             self._is_shown = True
 
+    def trained_clients(self, done: int, of: int) -> None:
+        self._inner.trained_clients(done, of)
+
     def finished_round(self, line: Mapping[str, Any]) -> None:
         self._inner.finished_round({**line, "round": self._before + line["round"]})

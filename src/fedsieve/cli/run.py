@@ -18,7 +18,6 @@ from fedsieve.cli.progress import watcher
 from fedsieve.cli.table import score_text
 from fedsieve.data.own.layout import refuse_inside
 from fedsieve.errors import FedsieveError, check
-from fedsieve.labels import save_labels
 from fedsieve.recipe import recipe_table
 from fedsieve.simulate.control import RunInterruptedError, RunPausedError
 from fedsieve.simulate.directory import CONFIG, SUMMARY, RunDirectory
@@ -26,6 +25,10 @@ from fedsieve.simulate.results import Arranged, Outcome, arrange, score_of
 from fedsieve.simulate.run import run
 from fedsieve.simulate.summary import LAST_ROUNDS
 
+FOR_A_GPU = (
+    "This recipe is meant for a GPU: run it where there is one (--engine.device cuda), or with a "
+    "smaller network (--model.name small); `fedsieve run demo` is quick on a CPU."
+)
 FILES = {
     "summary.json": "the result in a few numbers",
     "metrics.jsonl": "one line per round: accuracy, losses, diagnostics, seconds, bytes",
@@ -75,21 +78,26 @@ def main(argv: Sequence[str]) -> int:
         if data.path is not None and data.source in ("folder", "sites"):
             refuse_inside(data.path, grid.folder_of(planned, options.out))
     outcomes = []
-    watching = watcher()
+    watching = watcher(advice=FOR_A_GPU)
     try:
         with watching.shown():
             for planned, origin in zip(grid.runs, origins, strict=True):
                 folder = grid.folder_of(planned, options.out)
                 was_finished = (folder / SUMMARY).exists()
                 try:
-                    summary = run(planned.recipe, folder, watching, fork=origin, may_fork_out=True)
+                    summary = run(
+                        planned.recipe,
+                        folder,
+                        watching,
+                        fork=origin,
+                        labels=planned.labels,
+                        may_fork_out=True,
+                    )
                 except RunInterruptedError as stop:
-                    save_labels(planned.labels, folder)
                     if not isinstance(stop, RunPausedError):
                         raise
                     print(f"{planned.name}: {stop}", file=sys.stderr)
                     continue
-                save_labels(planned.labels, folder)
                 if was_finished:
                     watching.skipped(folder)
                 table = recipe_table(planned.recipe)

@@ -70,18 +70,29 @@ def build_custom(
 def _accepted(
     name: str, function: Callable[..., object], offered: dict[str, int]
 ) -> dict[str, int]:
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        raise FedsieveError(
+            f"{name!r} does not say which arguments it takes; name a function written in Python "
+            "that returns your model."
+        ) from None
     by_name = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     arguments = {key: value for key, value in offered.items() if takes_any or key in by_name}
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise FedsieveError(
-            f"{name!r} can be given {', '.join(offered)} and nothing else, but there is a "
-            f"{error}; give its other arguments default values."
-        ) from error
+    lacking = [
+        repr(p.name)
+        for p in parameters
+        if p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and (p.kind is p.POSITIONAL_ONLY or p.name not in arguments)
+    ]
+    check(
+        not lacking,
+        f"{name!r} needs the argument{'s' * (len(lacking) > 1)} {' and '.join(lacking)}, but a "
+        f"function that returns a model can be given {', '.join(offered)} by name and nothing "
+        "else; give its other arguments default values, or name another function.",
+    )
     return arguments
 
 

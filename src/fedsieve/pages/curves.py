@@ -19,10 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsieve.errors import FedsieveError, check
+from fedsieve.labels import load_labels
 from fedsieve.scenes import load_scene
 from fedsieve.simulate.directory import CLIENTS, METRICS, SCENE, read_lines
 from fedsieve.simulate.logged import Lines, at_clients, points, round_of, rounds_in
-from fedsieve.simulate.results import Outcome, settings_in
+from fedsieve.simulate.results import Outcome, arrange, settings_in
 from fedsieve.types import ClientId
 
 Row: TypeAlias = Sequence[str | float | None]
@@ -39,30 +40,55 @@ class Logs:
     """What a run has logged so far."""
 
     name: str
-    """Its folder, below the one that all runs share."""
+    """What its sweep calls it, or its folder, below the one that all runs share."""
     identity: object
     """What it has in common with runs that differ from it in nothing but the seed."""
     seed: object
     rounds: Lines
     clients: Lines
     folder: Path
+    title: str | None = None
+    """What its sweep calls it and its other seeds together."""
 
 
 def find_logs(folders: Sequence[Path], *, with_clients: bool = False) -> list[Logs]:
     """The runs below the folders, finished or not, that have logged a round; what they logged of
-    their clients, which may be much, only if it is asked for."""
+    their clients, which may be much, only if it is asked for. Where sweeps have labels for all of
+    them, they are called by these and stand in the order of the sweep."""
     found: dict[Path, Logs] = {}
+    outcomes: dict[Path, Outcome | None] = {}
     for top in folders:
         check(top.is_dir(), f"There is no folder {top}; give the folder that a run was written to.")
         for log in sorted(top.rglob(METRICS)):
             folder, rounds = log.parent, read_lines(log)
             if rounds:
                 clients = read_lines(folder / CLIENTS) if with_clients else []
-                logs = Logs(str(folder), *_which(folder), rounds, clients, folder)
+                outcome = _outcome(folder)
+                logs = Logs(str(folder), *_which(outcome, folder), rounds, clients, folder)
                 found.setdefault(folder.resolve(), logs)
+                outcomes.setdefault(folder.resolve(), outcome)
     runs = list(found.values())
+    labelled = [outcome for outcome in outcomes.values() if outcome and outcome.labels]
+    if len(labelled) == len(runs):
+        return _by_labels(runs, labelled)
     names = _names([run.folder for run in runs])
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def _by_labels(runs: Sequence[Logs], outcomes: Sequence[Outcome]) -> list[Logs]:
+    """The runs of these labelled outcomes, called and ordered as in a table."""
+    run_in: dict[Path | None, Logs] = {run.folder: run for run in runs}
+    found = [
+        replace(
+            run := run_in[outcome.folder],
+            name=f"{title}, seed {run.seed}" if len(entry) > 1 else title,
+            title=title,
+        )
+        for title, entry in arrange(outcomes).named()
+        for outcome in entry
+    ]
+    names = _distinct([run.name for run in found])
+    return [replace(run, name=name) for run, name in zip(found, names, strict=True)]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -73,11 +99,18 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [path.relative_to(shared).as_posix() for path in paths]
 
 
-def _which(folder: Path) -> tuple[object, object]:
-    """A run's identity and its seed; a folder that does not tell is like no other."""
+def _outcome(folder: Path) -> Outcome | None:
+    """A run's settings and labels, without a result; None of a folder that does not tell."""
     try:
-        outcome = Outcome.of(settings_in(folder), {})
+        settings = settings_in(folder)
     except (OSError, ValueError, TypeError):
+        return None
+    return Outcome.of(settings, {}, folder, load_labels(folder))
+
+
+def _which(outcome: Outcome | None, folder: Path) -> tuple[object, object]:
+    """A run's identity and its seed; a folder that does not tell is like no other."""
+    if outcome is None:
         return folder, None
     return outcome.identity, outcome.settings.get("seed")
 
@@ -160,7 +193,7 @@ class OverRounds:
             group = groups.setdefault(run.identity if mean else place, {})
             group.setdefault(run.seed, run)  # a seed that was run twice counts once
         members = [list(group.values()) for group in groups.values()]
-        titles = _distinct([_shared_name([run.name for run in group]) for group in members])
+        titles = _distinct([_title(group) if mean else group[0].name for group in members])
         made = {
             run.folder: passes(run)
             for run in runs
@@ -437,6 +470,11 @@ def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
             figure.set_figheight(figure.get_figheight() + size.height / figure.dpi)
             return
         legend.remove()
+
+
+def _title(seeds: Sequence[Logs]) -> str:
+    """What runs are called together that differ in their seed."""
+    return seeds[0].title or _shared_name([run.name for run in seeds])
 
 
 def _shared_name(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from fedsieve.labels import LABELS, Label, load_labels
 from fedsieve.simulate.directory import CONFIG, ENVIRONMENT, METRICS, SUMMARY, read_lines
 from fedsieve.simulate.findings import FINDINGS, Findings, load_findings
 from fedsieve.simulate.logged import Points, is_number, points, round_of
-from fedsieve.simulate.results import Outcome, arrange
+from fedsieve.simulate.results import Outcome, arrange, summary_in
 from fedsieve.simulate.summary import LAST_ROUNDS
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ def read_run(folder: Path) -> RunRecord:
         config=config,
         environment=attempt(ENVIRONMENT, _table, no_table),
         lines=lines,
-        summary=attempt(SUMMARY, _table, None),
+        summary=attempt(SUMMARY, summary_in, None),
         findings=attempt(FINDINGS, lambda path: load_findings(path.parent), None),
         labels=attempt(LABELS, lambda path: load_labels(path.parent), ()),
         problems=tuple(problems),
@@ -148,8 +148,7 @@ def labels_of(runs: Sequence[RunRecord]) -> list[str]:
         ]
     )
     labels = [run.folder.resolve().name for run in runs]
-    for (row, column), entry in arranged.entries.items():
-        name = row if len(arranged.columns) == 1 else f"{row}, {column}"
+    for name, entry in arranged.named():
         for outcome in entry:
             seed = f", seed {outcome.settings.get('seed', '?')}" if len(entry) > 1 else ""
             labels[outcome.summary["place"]] = name + seed

@@ -18,6 +18,9 @@ class Reporter(Protocol):
 
     def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None: ...
 
+    def trained_clients(self, done: int, of: int) -> None:
+        """So many clients of the round that goes on are trained."""
+
     def finished_round(self, line: Mapping[str, Any]) -> None: ...
 
 
@@ -25,6 +28,9 @@ class Silent:
     """A reporter that says nothing."""
 
     def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None:
+        pass
+
+    def trained_clients(self, done: int, of: int) -> None:
         pass
 
     def finished_round(self, line: Mapping[str, Any]) -> None:

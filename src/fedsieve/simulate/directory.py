@@ -26,7 +26,8 @@ from fedsieve.errors import FedsieveError, check
 from fedsieve.files import locked, remove_drafts, write_atomically
 from fedsieve.recipe import Recipe, identity, recipe_from_table, recipe_table
 from fedsieve.serial import decode, encode
-from fedsieve.simulate.store import state_file
+from fedsieve.simulate.results import summary_in, trunk_settings
+from fedsieve.simulate.store import BEGIN_ANEW, state_file
 from fedsieve.types import ClientId, Weights
 
 METRICS = "metrics.jsonl"
@@ -164,6 +165,7 @@ class RunDirectory:
             record = environment() | {
                 "forked_from": f"{other.path}, round {origin.rounds_done}",
                 "origin": str(other.path.resolve()),
+                "trunk": trunk_settings(other.path),
             }
             write_atomically(self.path / ENVIRONMENT, _json(record))
             write_atomically(self._commit_file, other._commit_file.read_bytes())
@@ -194,15 +196,12 @@ class RunDirectory:
         if not path.exists():
             return None
         try:
-            summary = json.loads(path.read_bytes())
-        except ValueError:
-            summary = None
-        check(
-            isinstance(summary, dict),
-            f"{path} is damaged; delete it and give the same command again, which repeats what is "
-            "no longer saved.",
-        )
-        return dict(summary)
+            return summary_in(path)
+        except (ValueError, TypeError) as error:
+            raise FedsieveError(
+                f"{path} is damaged ({error}); delete it and give the same command again, which "
+                "repeats what is no longer saved."
+            ) from None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.path / SUMMARY, _json(summary))
@@ -235,10 +234,7 @@ class RunDirectory:
 
     @staticmethod
     def _unreadable(path: Path, error: Exception) -> FedsieveError:
-        return FedsieveError(
-            f"The checkpoint {path} cannot be read ({error}); start the run again in a new folder "
-            "with --out."
-        )
+        return FedsieveError(f"The checkpoint {path} cannot be read ({error}); {BEGIN_ANEW}.")
 
     def save_server(self, rounds_done: int, server: Any) -> None:
         write_atomically(self._server_file(rounds_done), encode(server))
@@ -271,8 +267,7 @@ class RunDirectory:
             written = path.stat().st_size if path.exists() else 0
             check(
                 written >= size,
-                f"{path} lacks lines that the checkpoint counts on; start the run again in a new "
-                "folder with --out.",
+                f"{path} lacks lines that the checkpoint counts on; {BEGIN_ANEW}.",
             )
             if written > size:
                 os.truncate(path, size)

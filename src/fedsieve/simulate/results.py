@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import statistics
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,8 +21,28 @@ Settings: TypeAlias = Mapping[str, Any]
 
 SCENE_SETTINGS = ("data.", "scene.")
 """Settings with these beginnings belong to a column; all others to a row."""
+TRUNK = "trunk."
+"""Settings with this beginning are those of the run that a fork began from."""
+OF_METHOD = ("method.", TRUNK)
+"""Settings that mean something among runs of one method only."""
 IRRELEVANT = ("seed", "name", "data.path")
 """Settings in which the runs of one entry may differ, besides those of the engine."""
+
+
+NUMBERS = ("last10", "best", "final", "suspect_auroc", "noise", "refused_updates")
+"""What is read of a summary, where it is known."""
+
+
+def summary_in(path: Path) -> dict[str, Any]:
+    """A run's summary from its file; a `ValueError` or `TypeError` where that holds none."""
+    summary = json.loads(path.read_bytes())
+    if not isinstance(summary, dict):
+        raise TypeError(f"{path.name} holds no table")
+    for name in NUMBERS:
+        value = summary.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{path.name} has {value!r} for the number {name}")
+    return summary
 
 
 @dataclass(frozen=True)
@@ -72,6 +93,12 @@ class Arranged:
     def score(self, row: str, column: str, metric: str) -> Score | None:
         """The metric of one entry; None where no run of it knows the metric."""
         return score_of(self.entries.get((row, column), ()), metric)
+
+    def named(self) -> Iterator[tuple[str, Sequence[Outcome]]]:
+        """The entries, row by row, each with a name that tells it from the others."""
+        for row, column in itertools.product(self.rows, self.columns):
+            if outcomes := self.entries.get((row, column)):
+                yield row if len(self.columns) == 1 else f"{row}, {column}", outcomes
 
     def in_column(self, column: str) -> list[Outcome]:
         return [o for (_, c), outcomes in self.entries.items() if c == column for o in outcomes]
@@ -142,14 +169,24 @@ def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """The nested settings of the run in a folder, and after which round it forked, if it did: a
-    fork ends otherwise than a run of the same settings that began by itself or elsewhere."""
+    """The nested settings of the run in a folder, and after which round of which trunk it forked,
+    if it did: a fork ends otherwise than a run of the same settings that began by itself or
+    elsewhere."""
     settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     environment = folder / "env.json"
     record = json.loads(environment.read_bytes()) if environment.exists() else {}
     if "forked_from" in record:
         settings["fork"] = record["forked_from"].rpartition(", ")[2]  # "round 10"
+        settings["trunk"] = record.get("trunk", {})
     return settings
+
+
+def trunk_settings(folder: Path) -> dict[str, Any]:
+    """What may tell the run in a folder from other trunks of the forks from it: the settings of its
+    method, and where it forked itself."""
+    settings = settings_in(folder)
+    method = {name: value for name, value in settings["method"].items() if name != "name"}
+    return method | {name: settings[name] for name in ("fork", "trunk") if name in settings}
 
 
 def _read(folder: Path) -> Outcome:
@@ -158,9 +195,7 @@ def _read(folder: Path) -> Outcome:
         settings = settings_in(folder)
         if not settings:
             raise ValueError(f"{config.name} is empty")
-        return Outcome.of(
-            settings, dict(json.loads(summary.read_bytes())), folder, load_labels(folder)
-        )
+        return Outcome.of(settings, summary_in(summary), folder, load_labels(folder))
     except (ValueError, TypeError) as error:
         raise FedsieveError(
             f"The results in {folder} cannot be read ({error}); delete or repair that folder."
@@ -277,11 +312,12 @@ def _column_name(part: _Part, parts: Sequence[_Part]) -> str:
 
 
 def _row_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
-    """The method, and what differs from other rows; its own settings only from its namesakes."""
+    """The method, and what differs from other rows; its own settings, and those of the trunk that
+    it forked from, only from its namesakes."""
     method = str(part.get("method.name", "?"))
     namesakes = [other for other in parts if other.get("method.name") == method]
-    differing = [path for path in _differing(namesakes) if path.startswith("method.")]
-    differing += [path for path in _differing(parts) if not path.startswith("method.")]
+    differing = [path for path in _differing(namesakes) if path.startswith(OF_METHOD)]
+    differing += [path for path in _differing(parts) if not path.startswith(OF_METHOD)]
     words = [f"{_leaf(path)}={_text(part[path])}" for path in differing if path in part]
     return " ".join([method, *words])
 
@@ -310,13 +346,18 @@ def _column_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
 
 def _differing(parts: Sequence[Settings]) -> list[str]:
     """The settings that are not the same in all parts, in the order in which they were written by
-    the part that has most of them."""
+    the part that has most of them. A trunk's are compared among forks, for others have none."""
     paths = dict.fromkeys(path for part in sorted(parts, key=len, reverse=True) for path in part)
-    return [path for path in paths if len({repr(part.get(path)) for part in parts}) > 1]
+    return [
+        path
+        for path in paths
+        if len({repr(p.get(path)) for p in parts if "fork" in p or not path.startswith(TRUNK)}) > 1
+    ]
 
 
 def _leaf(path: str) -> str:
-    return path.rpartition(".")[2]
+    leaf = path.rpartition(".")[2]
+    return f"trunk's {leaf}" if path.startswith(TRUNK) else leaf
 
 
 _LONGEST = 40

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.nn.functional import cross_entropy
 
 from fedsieve.data.sources import Dataset
@@ -167,7 +168,9 @@ class Simulation:
         if self._did_enough() and self.rounds_done < self.recipe.rounds:
             raise self._stopped(interrupt)
         while self.rounds_done < self.recipe.rounds:
-            seconds = self.train_round(meanwhile=functools.partial(report, aside=True))
+            seconds = self.train_round(
+                meanwhile=functools.partial(report, aside=True), trained=reporter.trained_clients
+            )
             if not self.runner.idle_while_training:
                 report()
             if may_fork_out:
@@ -200,9 +203,14 @@ class Simulation:
         self.train_round()
         return self.finish_round()
 
-    def train_round(self, meanwhile: Callable[[], None] = nothing) -> float:
+    def train_round(
+        self,
+        meanwhile: Callable[[], None] = nothing,
+        trained: Callable[[int, int], None] = nothing,
+    ) -> float:
         """Train and average; what only describes the round is left for `finish_round`, which may
-        be done while the next one trains. The result are the seconds of training."""
+        be done while the next one trains. `trained` is told how many clients are done, of how many.
+        The result are the seconds of training."""
         round, cfg, clock = self.rounds_done, self.recipe.method, Clock()
         jobs = [
             Job(k, self.store.get(k), self.method.send(cfg, self.server, round, k))
@@ -216,7 +224,7 @@ class Simulation:
                 self.runner.look_ahead(round + 1, lambda: self._selected(round + 1))
             meanwhile()
 
-        results = self.runner.train(round, jobs, aside)
+        results = self.runner.train(round, jobs, aside, lambda done: trained(done, len(jobs)))
         clock.lap("train")
         refused = {r.client: bad for r in results if (bad := first_unusable(r.up)) is not None}
         usable = [result for result in results if result.client not in refused]
@@ -328,22 +336,22 @@ class Simulation:
 
     def _speed_up(self, seconds: float) -> None:
         """Start worker processes once it is clear that the run is long enough to pay for them."""
-        cores = min(len(os.sched_getaffinity(0)), self.recipe.clients_per_round)
+        processes = processes_for(self.recipe, self.world.device)
         first_round = self.fastest_round == float(
             "inf"
         )  # slow: everything is used for the first time
         self.fastest_round = min(self.fastest_round, seconds)
         ahead = (self.recipe.rounds - self.rounds_done) * self.fastest_round
         if (
-            self.recipe.engine.workers == 0
-            and self.world.device.type == "cpu"
-            and isinstance(self.runner, InProcess)
-            and cores > 1
+            isinstance(self.runner, InProcess)
+            and processes > 1
             and not first_round
             and ahead > LONG_RUN_SECONDS
         ):
             self.runner.close()
-            self.runner = Workers(self.recipe, self.world, self.setup, cores, self.directory.path)
+            self.runner = Workers(
+                self.recipe, self.world, self.setup, processes, self.directory.path
+            )
 
     def _checkpoint_is_due(self) -> bool:
         engine = self.recipe.engine
@@ -404,6 +412,13 @@ class Simulation:
 def seconds_between_checkpoints(asked: float | None, last_took: float) -> float:
     """As asked for, or else a minute, or longer where a checkpoint takes so long."""
     return max(CHECKPOINT_SECONDS, last_took / CHECKPOINT_SHARE) if asked is None else asked
+
+
+def processes_for(recipe: Recipe, device: torch.device) -> int:
+    """How many train the clients of a long run, once that may start worker processes by itself."""
+    if device.type != "cpu" or recipe.engine.workers != 0:
+        return 1
+    return min(len(os.sched_getaffinity(0)), recipe.clients_per_round)
 
 
 def first_runner(recipe: Recipe, world: World, setup: Setup, folder: Path) -> Runner:

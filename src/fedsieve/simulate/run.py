@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsieve.data.sources import Dataset
+from fedsieve.labels import Label, save_labels
 from fedsieve.local.compiled import import_compiler
 from fedsieve.recipe import Recipe
 from fedsieve.simulate.control import Interrupt, Reporter, RunInterruptedError, Silent
@@ -21,6 +23,7 @@ def run(
     reporter: Reporter | None = None,
     *,
     fork: Path | None = None,
+    labels: Sequence[Label] = (),
     may_fork_out: bool = False,
     data: Dataset | None = None,
 ) -> dict[str, Any]:
@@ -28,6 +31,7 @@ def run(
 
     A new folder may begin as a `fork` of another run: where that one was saved last, to go on with
     other settings of the same method.
+    `labels` are what its sweep calls the run; its folder says so from the beginning.
     `data` stand in for those that the recipe names, where they are in memory already.
     `may_fork_out` lets a long run with `engine.workers = 0` start worker processes by itself. They
     import the main module anew, so a script may only allow it under `if __name__ == "__main__"`.
@@ -41,6 +45,7 @@ def run(
         finished = directory.summary()
         if finished is not None:
             directory.tidy_up()  # in case the run was cut before it could
+            save_labels(labels, out)
             return finished
         if fork is not None and directory.last_checkpoint() is None:
             directory.begin_as_fork(RunDirectory(fork), recipe)
@@ -48,6 +53,7 @@ def run(
             import_compiler()  # while the data are read
         simulation = Simulation.open(recipe, directory, data or load_data(recipe))
         try:
+            save_labels(labels, out)  # not before: a folder that is refused has its own
             reporter.started(recipe, out, simulation.rounds_done)
             with Interrupt() as interrupt, simulation.saver as saver:
                 simulation.go_on(reporter, interrupt, may_fork_out)

@@ -8,7 +8,7 @@ sum, and so its last bit, may depend on the number of threads.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -26,9 +26,14 @@ class Runner(Protocol):
     """Whether the thread that calls `train` has time for something else meanwhile."""
 
     def train(
-        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+        self,
+        round: int,
+        jobs: Sequence[Job],
+        meanwhile: Callable[[], None] = nothing,
+        trained: Callable[[int], None] = nothing,
     ) -> list[Result]:
-        """Run every job, and do `meanwhile` once; results in the order of the jobs."""
+        """Run every job, and do `meanwhile` once; `trained` is told how many are done, as often as
+        it is known. Results in the order of the jobs."""
 
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         """Begin what can be begun of a round in which these clients will probably take part."""
@@ -57,11 +62,16 @@ class InProcess:
         self.bench = EagerBench(setup, world.device)
 
     def train(
-        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+        self,
+        round: int,
+        jobs: Sequence[Job],
+        meanwhile: Callable[[], None] = nothing,
+        trained: Callable[[int], None] = nothing,
     ) -> list[Result]:
         meanwhile()
         with one_thread():
-            return [run_client(self._recipe, self.world, self.bench, round, job) for job in jobs]
+            running = (run_client(self._recipe, self.world, self.bench, round, j) for j in jobs)
+            return counted(running, trained)
 
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         pass
@@ -75,6 +85,15 @@ class InProcess:
 
     def close(self) -> None:
         pass
+
+
+def counted(results: Iterable[Result], trained: Callable[[int], None]) -> list[Result]:
+    """The results, while `trained` is told how many there are."""
+    done: list[Result] = []
+    for result in results:
+        done.append(result)
+        trained(len(done))
+    return done
 
 
 @contextlib.contextmanager

@@ -91,11 +91,16 @@ class Slots:
         )
 
     def train(
-        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+        self,
+        round: int,
+        jobs: Sequence[Job],
+        meanwhile: Callable[[], None] = nothing,
+        trained: Callable[[int], None] = nothing,
     ) -> list[Result]:
         once = _Once(meanwhile)
         results = self._train_somehow(round, jobs, once)
         once.complain()
+        trained(len(results))
         return results
 
     def _train_somehow(self, round: int, jobs: Sequence[Job], once: _Once) -> list[Result]:

@@ -24,6 +24,12 @@ from fedsieve.files import write_atomically
 from fedsieve.serial import decode, encode, payload_bytes, to_device
 from fedsieve.types import ClientId
 
+BEGIN_ANEW = (
+    "delete the folder of that run, or move it away, and its command begins it anew; the other "
+    "runs of a grid stay as they are"
+)
+"""What to do about a run whose checkpoint is damaged."""
+
 
 def state_file(folder: Path, client: ClientId, round: int) -> Path:
     """The file of a client's state after a round."""
@@ -104,7 +110,7 @@ class ClientStore:
         except (OSError, FedsieveError) as error:
             raise FedsieveError(
                 f"The saved state of client {client} cannot be read ({path}: {error}); "
-                "start the run again in a new folder."
+                f"{BEGIN_ANEW}."
             ) from None
         return to_device(state, self._device)
 

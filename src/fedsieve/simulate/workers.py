@@ -26,7 +26,7 @@ from fedsieve.local.bench import EVALUATION_CHUNK, EagerBench, Setup
 from fedsieve.methods import method
 from fedsieve.recipe import Recipe
 from fedsieve.serial import decode, encode
-from fedsieve.simulate.runners import InProcess
+from fedsieve.simulate.runners import InProcess, counted
 from fedsieve.simulate.world import Job, Result, World, count_correct
 from fedsieve.types import ClientId, Metrics, Weights, nothing
 
@@ -65,7 +65,11 @@ class Workers:
         )
 
     def train(
-        self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None] = nothing
+        self,
+        round: int,
+        jobs: Sequence[Job],
+        meanwhile: Callable[[], None] = nothing,
+        trained: Callable[[int], None] = nothing,
     ) -> list[Result]:
         chosen = method(self._recipe.method.name)
         with self._named_failure():
@@ -80,12 +84,13 @@ class Workers:
                 for job in jobs
             ]
             meanwhile()
-            return [
+            results = (
                 Result(job.client, decode(chosen.client, state), decode(chosen.up, up), metrics)
                 for job, (state, up, metrics) in zip(
                     jobs, (future.result() for future in futures), strict=True
                 )
-            ]
+            )
+            return counted(results, trained)
 
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         pass
