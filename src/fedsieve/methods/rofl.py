@@ -47,6 +47,7 @@ Models are averaged by the clients' samples, there without weights. The forget r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -225,14 +226,33 @@ def merge(
         [up.weights for up in ups.values()], [up.samples for up in ups.values()]
     )
     local = [up.centroids for up in ups.values() if up.samples]
-    former = torch.zeros_like(local[0]) if server.centroids is None else server.centroids
     for centroids in local:
-        check(
-            centroids.shape == former.shape,
-            f"A client sent centroids of shape {tuple(centroids.shape)} where others are "
-            f"{tuple(former.shape)}; give all clients the same model.",
-        )
-    return Server(weights, server.federation, aligned(former, torch.stack(local))), {}
+        check_centroids(centroids, server)
+    return replace(server, weights=weights, centroids=joint_centroids(server.centroids, local)), {}
+
+
+def check_centroids(centroids: Tensor, server: Server) -> None:
+    """Refuse what cannot be averaged, or what no client could go on from."""
+    shape, usual = tuple(centroids.shape), server.centroids
+    fits = centroids.ndim == 2 and len(centroids) == server.federation.num_classes
+    check(
+        centroids.dtype == torch.float32 and (fits if usual is None else shape == usual.shape),
+        f"A client sent centroids of shape {shape} in {centroids.dtype}, where others are "
+        f"{(server.federation.num_classes, 'features') if usual is None else tuple(usual.shape)} in "
+        "torch.float32; give all clients the same model.",
+    )
+
+
+def joint_centroids(former: Tensor | None, local: list[Tensor]) -> Tensor | None:
+    """f_G of what clients sent, which in the first round may differ in d: then most of them are
+    right, and where no d is that of most, f_G stays unknown."""
+    if former is None:
+        shape, count = Counter(centroids.shape for centroids in local).most_common(1)[0]
+        if 2 * count <= len(local):
+            return None
+        local = [centroids for centroids in local if centroids.shape == shape]
+        former = torch.zeros_like(local[0])
+    return aligned(former, torch.stack(local))
 
 
 def aligned(former: Tensor, local: Tensor) -> Tensor:
