@@ -540,7 +540,7 @@ def test_centroids_of_another_kind_are_refused(sent: Tensor, sentence: str, know
     """One in double precision would make all of them so, which no client's features would meet."""
     server = Server({"w": torch.zeros(1)}, TWO_CLASSES, torch.ones(2, 2) if known else None)
     ups = {0: Up({"w": torch.zeros(1)}, 10, sent)}
-    expected = r"\(2, 2\)" if known else r"\(2, 'features'\)"
+    expected = r"\(2, 2\)" if known else r"\(2, features\)"
     with pytest.raises(FedsieveError, match=f"{sentence}, where others are {expected} in torch"):
         rofl.merge(config(), server, 0, ups)
 

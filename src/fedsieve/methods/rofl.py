@@ -233,13 +233,15 @@ def merge(
 
 def check_centroids(centroids: Tensor, server: Server) -> None:
     """Refuse what cannot be averaged, or what no client could go on from."""
-    shape, usual = tuple(centroids.shape), server.centroids
-    fits = centroids.ndim == 2 and len(centroids) == server.federation.num_classes
+    shape, classes = tuple(centroids.shape), server.federation.num_classes
+    if server.centroids is None:
+        usual, fits = f"({classes}, features)", len(shape) == 2 and shape[0] == classes
+    else:
+        usual, fits = f"{tuple(server.centroids.shape)}", shape == server.centroids.shape
     check(
-        centroids.dtype == torch.float32 and (fits if usual is None else shape == usual.shape),
-        f"A client sent centroids of shape {shape} in {centroids.dtype}, where others are "
-        f"{(server.federation.num_classes, 'features') if usual is None else tuple(usual.shape)} in "
-        "torch.float32; give all clients the same model.",
+        fits and centroids.dtype == torch.float32,
+        f"A client sent centroids of shape {shape} in {centroids.dtype}, where others are {usual} "
+        "in torch.float32; give all clients the same model.",
     )
 
 
