@@ -281,7 +281,7 @@ def test_an_uncompiled_step_moves_statistics_too(head: HeadKind) -> None:
     step: Any = SimpleNamespace(
         values=rows, weight=None, counter=torch.zeros(1, dtype=torch.int64, device=DEVICE)
     )
-    plan: Any = SimpleNamespace(views=("x",))
+    plan: Any = SimpleNamespace(normalised=("x",))
     Program._train_step(program, plan, step, partial(batch_loss, local_loss))
     assert (replica.statistics != before).float().mean() > 0.9
 
