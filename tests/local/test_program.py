@@ -1,4 +1,4 @@
-"""All of a captured training but the capture, on a CPU: a graph's replay takes its steps one by one,
+"""All of a captured training but the capture, on a CPU: a graph's replay takes its steps one by one
 with the plan that it was made for. So what a later client's plan brings must come by the buffers.
 """
 
