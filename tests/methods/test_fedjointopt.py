@@ -25,7 +25,7 @@ from benches import (
 from fedsieve.data.sources.digits import load_digits
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Batch, Sgd
-from fedsieve.methods import METHODS, fedavg, fedjointopt
+from fedsieve.methods import METHODS, fedavg, fedjointopt, fedlsr
 from fedsieve.methods.fedjointopt import Client, Config
 from fedsieve.types import Outputs, Shard, Streams, Weights
 from helpers import assert_same_weights
@@ -106,7 +106,7 @@ def test_the_three_terms_by_hand(alpha: float, beta: float, expected: float, pad
 def test_the_gradient_of_the_entropy_is_that_of_both_factors() -> None:
     """∂/∂z_c −Σ s log s = −s_c·(log s_c + H): s is no constant in it."""
     z = torch.tensor([[1.0, 0.0, -2.0]], requires_grad=True)
-    fedjointopt.entropy(z).sum().backward()  # type: ignore[no-untyped-call]
+    fedlsr.entropy(z).sum().backward()  # type: ignore[no-untyped-call]
     s = z.detach().softmax(dim=1)
     h = -(s * s.log()).sum()
     torch.testing.assert_close(z.grad, -s * (s.log() + h))
