@@ -95,11 +95,11 @@ def sent(cfg: Config, rounds: range) -> list[Down]:
 
 
 def test_what_a_round_brings() -> None:
-    """T_k = 2 and T_pl = 4; from T_pl on the public program's λ_cen has no value."""
+    """T_k = 3 and T_pl = 4; from T_pl on the public program's λ_cen has no value."""
     downs = sent(
-        Config(forget_rate=0.6, ramp_rounds=2, pseudo_label_round=4, lambda_cen=2.0), range(6)
+        Config(forget_rate=0.6, ramp_rounds=3, pseudo_label_round=4, lambda_cen=2.0), range(6)
     )
-    assert [d.forget_rate for d in downs] == pytest.approx([0.0, 0.3, 0.6, 0.6, 0.6, 0.6])
+    assert [d.forget_rate for d in downs] == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.6, 0.6])
     assert [d.lambda_cen for d in downs] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
     assert [d.pseudo_labels for d in downs] == [False] * 4 + [True] * 2
 
