@@ -147,9 +147,10 @@ def test_it_is_the_plain_loop(
     third has more batches in a stretch than there is room for: its step is captured anew."""
     monkeypatch.setattr("fedsieve.local.plan.IMAGES_PER_DRAW", 45)
     slot, eager = Slot(), EagerBench(a_setup("small", SIDE), CPU)
-    for n, seed in ((21, 1), (21, 2), (50, 3), (21, 1)):
-        plan = everything(n, seed, tail)
-        mine, theirs = slot.fit(plan), eager.fit(plan)
+    plans = [everything(n, seed, tail) for n, seed in ((21, 1), (21, 2), (50, 3), (21, 1))]
+    fitted = [slot.fit(plan) for plan in plans]
+    for plan, mine in zip(plans, fitted, strict=True):  # none of which a later one may change
+        theirs = eager.fit(plan)
         assert theirs.steps > 0
         assert_close(plan, theirs, mine, 1e-3)
         close(mine.carried["last"], theirs.carried["last"])
