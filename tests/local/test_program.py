@@ -4,9 +4,11 @@ with the plan that it was made for. So what a later client's plan brings must co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor
 from fedsieve.local.bench import EagerBench
 from fedsieve.local.flat import Replica
 from fedsieve.local.plan import Batch, Ema, Fitted, Net, Plan, Stepped, count_steps, schedule
-from fedsieve.local.program import _STEPS_TOGETHER, _WARMUP_STEPS, Program, program_key
+from fedsieve.local.program import Program, program_key
 from fedsieve.losses import cross_entropy, kl
 from fedsieve.models.weights import read_weights
 from fedsieve.types import Weights, nothing
@@ -31,6 +33,7 @@ class Slot(EagerBench):
     """What a program asks of a GPU's slot."""
 
     compiles = False
+    stream = None
     when_ready = staticmethod(nothing)
 
     def __init__(self) -> None:
@@ -40,8 +43,8 @@ class Slot(EagerBench):
     def replica(self, index: int) -> Replica:
         return Replica(self.new_model(), self.precision, trained=True)
 
-    def launch(self, graph: Callable[[], None]) -> None:
-        graph()
+    def launch(self, graph: Recorded) -> None:
+        graph.replay()
 
     def fit(self, plan: Plan) -> Fitted:
         steps = schedule(len(plan.images), plan.sgd, plan.rng("batches"))
@@ -49,38 +52,45 @@ class Slot(EagerBench):
         return held.run(plan, steps)
 
 
-@dataclass
 class Recorded:
-    """In place of a CUDA graph."""
+    """In place of a CUDA graph: the steps that were taken while it was made, without their work."""
 
-    steps: Callable[[], None] = nothing
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], None]] = []
 
-    def __call__(self) -> None:
-        self.steps()
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        pass
+
+    def replay(self) -> None:
+        for step in self.steps:
+            step()
 
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of batches for which steps were captured."""
-    sizes = []
+    """The sizes of batches for which a step was captured."""
+    sizes: list[int] = []
+    being_made: list[Recorded] = []
+    take = Program._train_step
 
-    def capture(self: Program, plan: Plan, step: Any, loss: Callable[..., Any]) -> None:
-        sizes.append(next(iter(step.values.values())).shape[1])
+    @contextlib.contextmanager
+    def graph(made: Recorded, **_: object) -> Iterator[None]:
+        being_made.append(made)
+        yield
+        being_made.clear()
 
-        def take(count: int) -> None:
-            for _ in range(count):
-                self._train_step(plan, step, loss)
+    def take_or_record(self: Program, plan: Plan, step: Any, loss: Callable[..., Any]) -> None:
+        if not being_made:
+            take(self, plan, step, loss)
+            return
+        being_made[0].steps.append(partial(take, self, plan, step, loss))
+        if being_made[0] is step.one:
+            sizes.append(step.values["label"].shape[1])
 
-        for _ in range(_WARMUP_STEPS):
-            take(1)
-            step.counter.zero_()
-        step.one.steps = partial(take, 1)
-        if step.several is not None:
-            step.several.steps = partial(take, _STEPS_TOGETHER)
-        self._load(plan)
-
-    monkeypatch.setattr(Program, "_capture", capture)
+    monkeypatch.setattr(Program, "_train_step", take_or_record)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=nothing))
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     return sizes
 
@@ -109,7 +119,7 @@ def start(factor: float = 1.0) -> Weights:
     return {name: factor * tensor for name, tensor in weights.items()}
 
 
-def everything(n: int, seed: int, tail: Any, epochs: int = 5) -> Plan:
+def everything(n: int, seed: int, tail: Any, epochs: int = 3) -> Plan:
     """A plan that asks for all there is; two clients of the same `n` differ in every value."""
     sgd = replace(GENTLE, epochs=epochs, batch_size=8, tail=tail)
     steps, rng = count_steps(n, sgd), np.random.default_rng(seed)
