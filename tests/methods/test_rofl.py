@@ -119,6 +119,13 @@ def test_the_nearest_centroid_is_the_one_of_the_largest_cosine() -> None:
     assert rofl.nearest(features, centroids).tolist() == [1, 0, 2]
 
 
+def test_a_class_without_a_centroid_is_nearest_to_nothing() -> None:
+    """Its row of zeros would have the cosine 0, and the others' are negative."""
+    centroids = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    features = torch.tensor([[-3.0, -1.0], [-1.0, -3.0]])
+    assert rofl.nearest(features, centroids).tolist() == [2, 1]
+
+
 def test_means_of_a_class_are_over_samples_of_weight_one() -> None:
     features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 0.0], [7.0, 7.0]])
     labels, weight = torch.tensor([2, 0, 2, 0]), torch.tensor([1.0, 1.0, 1.0, 0.0])

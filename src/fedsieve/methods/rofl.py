@@ -34,8 +34,8 @@ What else it does in another way:
 - Its f_G begins as random numbers, and the first centroids are weighed by their similarity to
   these. Here a centroid that the server does not have is the plain mean of those that it is sent.
 - The centroid of a class that no client of the first round holds is 0/0 there. Here an unknown
-  centroid is a row of zeros; a client begins with the mean features of its samples of that label,
-  as all clients do in the first round.
+  centroid is a row of zeros, and nearest to nothing; a client begins with the mean features of its
+  samples of that label, as all clients do in the first round.
 - The similarities that clients' centroids are averaged by may be negative, and sum to almost 0.
   They keep their signs, but where the sum is below `LEAST_SIMILARITY` a centroid stays as it is.
 - Of a small last batch it may pick no sample, whose mean loss is NaN. Here it is at least one.
@@ -344,8 +344,10 @@ def local_loss(gradient: bool, total: Total, batch: Batch, net: Net) -> Stepped:
 
 
 def nearest(features: Tensor, centroids: Tensor) -> Tensor:
-    """ỹ: (n,) the class whose centroid has the largest cosine with a sample's features."""
-    return (F.normalize(features) @ F.normalize(centroids).T).argmax(dim=1)
+    """ỹ: (n,) the class whose centroid, of those known, has the largest cosine with a sample's
+    features."""
+    cosines = F.normalize(features) @ F.normalize(centroids).T
+    return cosines.masked_fill(~known(centroids), -math.inf).argmax(dim=1)
 
 
 def squared_distance(features: Tensor, centroids: Tensor) -> Tensor:
