@@ -167,6 +167,17 @@ def test_epochs_go_on_from_each_other_with_draws_of_their_own() -> None:
     assert orders[0] != orders[1]
 
 
+@pytest.mark.parametrize(("trained", "fits"), [(58, 1), (59, 2)])
+def test_the_loss_of_a_round_is_the_mean_over_its_epochs(trained: int, fits: int) -> None:
+    bench, rng = RecordingBench(bench_of(Linear, SGD)), Streams(11, 0, 2)
+    down, state = fedavg.Down(weights_of(Linear, 1)), Client(epochs=trained)
+    _, _, metrics = fedjointopt.train(Config(), state, down, SHARD, bench, rng)
+    losses = [fitted.loss for fitted in bench.fitted]
+    assert len(losses) == fits
+    assert metrics["loss"] == pytest.approx(sum(losses) / fits)
+    assert metrics["loss"] > 0.5
+
+
 def test_what_is_said_of_labels_is_what_the_last_epoch_used() -> None:
     states, bench = rounds(Config(begin_epoch=3, history_epochs=2), 2)
     assert fedjointopt.refined(states[1]) is None
