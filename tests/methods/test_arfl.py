@@ -105,7 +105,8 @@ def test_weights_and_repair_by_hand() -> None:
 @pytest.mark.parametrize(("repair_below", "share"), [(0.0, 0.0), (1.0, 1 / 5)])
 def test_a_value_of_full_confidence_is_never_moved(repair_below: float, share: float) -> None:
     """With λ = 2 the last value alone is doubted."""
-    judged = arfl.judge(models_of(np.array(FIVE)[:, None]), 2.0, repair_below)
+    models: list[Weights] = [{"w": torch.tensor([value])} for value in FIVE]
+    judged = arfl.judge(models, 2.0, repair_below)
     assert judged.repaired_share == pytest.approx(share)
 
 
