@@ -40,7 +40,7 @@ from fedsieve.flower.grid import InProcessGrid
 from fedsieve.flower.messages import HELLO, ROUND, Hello, Order
 from fedsieve.flower.records import from_content, read, to_content
 from fedsieve.flower.settings import Settings
-from fedsieve.methods import METHODS, fedavg, fedcoteaching
+from fedsieve.methods import METHODS, fedavg, fedcoteaching, rofl
 from fedsieve.serial import decode
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.directory import Checkpoint, Model, read_lines
@@ -153,6 +153,25 @@ def test_a_second_network_that_does_not_fit_is_left_out_by_name(
     (line,) = read_lines(stage.out / "metrics.jsonl")
     assert list(line["refused"]) == [NAME]
     assert "does not fit the global model" in line["refused"][NAME]
+
+
+@pytest.mark.parametrize(
+    "as_sent", [lambda t: t.double(), lambda t: torch.cat([t, t], dim=1), lambda t: t[:-1]]
+)
+def test_strange_centroids_do_not_end_a_federation(
+    as_sent: Callable[[torch.Tensor], torch.Tensor], stage: Stage
+) -> None:
+    """Every one of them could be merged alone, in the first round; with the others, or by a client
+    that goes on from them, it could not be used."""
+
+    def change(up: rofl.Up) -> rofl.Up:
+        return replace(up, centroids=as_sent(up.centroids))
+
+    spoil = from_client(2, ROUND, with_up(change, rofl.Up))
+    stage.run(small_recipe("rofl", rounds=2), SpoiledGrid(stage.nodes(), spoil))
+    first, second = read_lines(stage.out / "metrics.jsonl")
+    assert set(first["refused"]) <= {NAME}
+    assert second["refused"] == {NAME: "The update cannot be merged (FedsieveError)."}
 
 
 def safetensors_of(folder: Path) -> Mapping[str, torch.Tensor]:

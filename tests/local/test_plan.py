@@ -200,7 +200,7 @@ def test_a_plan_checks_that_its_parts_meet() -> None:
         plan(start=[{}, {}, {}])
     twice = Sgd(epochs=2, batch_size=2)  # three samples: one step of two per epoch
     assert len(plan(sgd=twice, per_step={"lam": torch.zeros(2, 5)}).per_step["lam"]) == 2
-    with pytest.raises(AssertionError, match="per_step lam: 3 rows for 2 steps"):
+    with pytest.raises(AssertionError, match="lam: 3 rows for 2 steps"):
         plan(sgd=twice, per_step={"lam": torch.zeros(3)})
     for name in ("x", "label"):
         with pytest.raises(AssertionError, match="share a name"):
@@ -211,8 +211,10 @@ def test_a_plan_checks_that_its_parts_meet() -> None:
     both = plan(sgd=twice, per_step={"lam": torch.zeros(2)}, step_images={"u": beside})
     assert list(both.of_steps) == ["lam", "u"]
     assert both.normalised == ("x", "u")
-    with pytest.raises(AssertionError, match="per_step u: 1 rows for 2 steps"):
+    with pytest.raises(AssertionError, match=r"^u: 1 rows for 2 steps"):
         plan(sgd=twice, step_images={"u": beside[:1]})
+    with pytest.raises(AssertionError, match=r"step_images u: torch\.float32 is no view's"):
+        plan(sgd=twice, step_images={"u": beside.float()})
     with pytest.raises(AssertionError, match="share a name"):
         plan(sgd=twice, per_step={"u": torch.zeros(2)}, step_images={"u": beside})
     with pytest.raises(AssertionError, match=r"unknown parameters \['typo'\]"):

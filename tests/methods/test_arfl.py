@@ -102,6 +102,14 @@ def test_weights_and_repair_by_hand() -> None:
     )
 
 
+@pytest.mark.parametrize(("repair_below", "share"), [(0.0, 0.0), (1.0, 1 / 5)])
+def test_a_value_of_full_confidence_is_never_moved(repair_below: float, share: float) -> None:
+    """With λ = 2 the last value alone is doubted."""
+    models: list[Weights] = [{"w": torch.tensor([value])} for value in FIVE]
+    judged = arfl.judge(models, 2.0, repair_below)
+    assert judged.repaired_share == pytest.approx(share)
+
+
 def test_a_parameter_counts_by_how_much_the_clients_differ_in_it() -> None:
     """Two parameters: confidences add up as ω·std(ω), with n − 1 below the root."""
     columns = [np.array(FIVE), np.array([3.0, 0.0, 2.9, 2.0, 1.0]) ** 3]

@@ -25,7 +25,7 @@ from benches import (
 from fedsieve.data.sources.digits import load_digits
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Batch, Sgd
-from fedsieve.methods import METHODS, fedavg, fedjointopt
+from fedsieve.methods import METHODS, fedavg, fedjointopt, fedlsr
 from fedsieve.methods.fedjointopt import Client, Config
 from fedsieve.types import Outputs, Shard, Streams, Weights
 from helpers import assert_same_weights
@@ -106,7 +106,7 @@ def test_the_three_terms_by_hand(alpha: float, beta: float, expected: float, pad
 def test_the_gradient_of_the_entropy_is_that_of_both_factors() -> None:
     """∂/∂z_c −Σ s log s = −s_c·(log s_c + H): s is no constant in it."""
     z = torch.tensor([[1.0, 0.0, -2.0]], requires_grad=True)
-    fedjointopt.entropy(z).sum().backward()  # type: ignore[no-untyped-call]
+    fedlsr.entropy(z).sum().backward()  # type: ignore[no-untyped-call]
     s = z.detach().softmax(dim=1)
     h = -(s * s.log()).sum()
     torch.testing.assert_close(z.grad, -s * (s.log() + h))
@@ -165,6 +165,17 @@ def test_epochs_go_on_from_each_other_with_draws_of_their_own() -> None:
     assert_same_weights(second.start[0], bench.fitted[0].weights[0])
     orders = [plan.rng("batches").permutation(50).tolist() for plan in (first, second)]
     assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize(("trained", "fits"), [(58, 1), (59, 2)])
+def test_the_loss_of_a_round_is_the_mean_over_its_epochs(trained: int, fits: int) -> None:
+    bench, rng = RecordingBench(bench_of(Linear, SGD)), Streams(11, 0, 2)
+    down, state = fedavg.Down(weights_of(Linear, 1)), Client(epochs=trained)
+    _, _, metrics = fedjointopt.train(Config(), state, down, SHARD, bench, rng)
+    losses = [fitted.loss for fitted in bench.fitted]
+    assert len(losses) == fits
+    assert metrics["loss"] == pytest.approx(sum(losses) / fits)
+    assert metrics["loss"] > 0.5
 
 
 def test_what_is_said_of_labels_is_what_the_last_epoch_used() -> None:

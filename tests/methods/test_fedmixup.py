@@ -82,7 +82,8 @@ def test_the_limit_of_small_alpha_is_fedavg() -> None:
 def test_a_plan_has_one_lambda_and_one_order_for_each_step(tail: str) -> None:
     bench = RecordingBench(bench_of(Linear, replace(SGD, tail=tail)))
     down = fedavg.Down(weights_of(Linear, 1))
-    fedmixup.train(Config(), fedavg.Client(), down, SHARD, bench, RNG)
+    _, _, metrics = fedmixup.train(Config(), fedavg.Client(), down, SHARD, bench, RNG)
+    assert metrics == {"loss": bench.fitted[0].loss}
     plan = bench.plans[0]
     steps = {"keep": 4, "drop": 4, "pad": 6}[tail]  # of 7 samples, one is left over and skipped
     assert plan.per_step["lam"].shape == (steps,)

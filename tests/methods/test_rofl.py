@@ -37,6 +37,7 @@ from helpers import assert_same_weights, final_bytes, same_bits, tiny_recipe
 SGD = Sgd(epochs=2, batch_size=4, lr=0.3, momentum=0.5, weight_decay=0.01)
 RNG = Streams(11, 4, 2)
 FEDERATION = Federation((10, 30), 2, 50, CLASSES)
+TWO_CLASSES = replace(FEDERATION, num_classes=2)
 
 
 def shard_of(n: int) -> Shard:
@@ -94,11 +95,11 @@ def sent(cfg: Config, rounds: range) -> list[Down]:
 
 
 def test_what_a_round_brings() -> None:
-    """T_k = 2 and T_pl = 4; from T_pl on the public program's λ_cen has no value."""
+    """T_k = 3 and T_pl = 4; from T_pl on the public program's λ_cen has no value."""
     downs = sent(
-        Config(forget_rate=0.6, ramp_rounds=2, pseudo_label_round=4, lambda_cen=2.0), range(6)
+        Config(forget_rate=0.6, ramp_rounds=3, pseudo_label_round=4, lambda_cen=2.0), range(6)
     )
-    assert [d.forget_rate for d in downs] == pytest.approx([0.0, 0.3, 0.6, 0.6, 0.6, 0.6])
+    assert [d.forget_rate for d in downs] == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.6, 0.6])
     assert [d.lambda_cen for d in downs] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
     assert [d.pseudo_labels for d in downs] == [False] * 4 + [True] * 2
 
@@ -116,6 +117,13 @@ def test_the_nearest_centroid_is_the_one_of_the_largest_cosine() -> None:
     centroids = torch.tensor([[10.0, 10.0], [0.1, 0.0], [1.0, 2.0]])
     features = torch.tensor([[1.0, 0.1], [0.9, 1.0], [-1.0, 1.0]])
     assert rofl.nearest(features, centroids).tolist() == [1, 0, 2]
+
+
+def test_a_class_without_a_centroid_is_nearest_to_nothing() -> None:
+    """Its row of zeros would have the cosine 0, and the others' are negative."""
+    centroids = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    features = torch.tensor([[-3.0, -1.0], [-1.0, -3.0]])
+    assert rofl.nearest(features, centroids).tolist() == [2, 1]
 
 
 def test_means_of_a_class_are_over_samples_of_weight_one() -> None:
@@ -502,7 +510,7 @@ def up_of(value: float, samples: int, centroids: list[list[float]]) -> Up:
 
 def test_a_round_at_the_server() -> None:
     """Models by samples, centroids by similarity; at first none is known, then (2, 0), (1, 3)."""
-    server = rofl.init_server(config(), {"w": torch.zeros(1)}, FEDERATION)
+    server = rofl.init_server(config(), {"w": torch.zeros(1)}, TWO_CLASSES)
     assert server.centroids is None
     zero = [0.0, 0.0]
     ups = {0: up_of(1.0, 10, [[1.0, 0.0], [1.0, 3.0]]), 1: up_of(5.0, 30, [[3.0, 0.0], zero])}
@@ -510,7 +518,7 @@ def test_a_round_at_the_server() -> None:
     assert server.weights["w"].item() == 4  # (10·1 + 30·5)/40
     assert server.centroids is not None
     assert server.centroids.tolist() == [[2.0, 0.0], [1.0, 3.0]]
-    assert (server.federation, metrics) == (FEDERATION, {})
+    assert (server.federation, metrics) == (TWO_CLASSES, {})
     assert rofl.send(config(), server, 1, 0).centroids is server.centroids
 
     ups = {
@@ -525,11 +533,46 @@ def test_a_round_at_the_server() -> None:
     torch.testing.assert_close(server.centroids, expected)
 
 
-def test_centroids_of_another_shape_are_refused() -> None:
-    server = Server({"w": torch.zeros(1)}, FEDERATION, torch.ones(2, 2))
-    strange = {0: up_of(1.0, 10, [[1.0, 0.0, 0.0], [1.0, 3.0, 0.0]])}
-    with pytest.raises(FedsieveError, match=r"of shape \(2, 3\) where others are \(2, 2\); give"):
-        rofl.merge(config(), server, 0, strange)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    ("sent", "sentence"),
+    [
+        (torch.ones(3, 2), r"of shape \(3, 2\) in torch.float32"),
+        (torch.ones(2, 2, 1), r"of shape \(2, 2, 1\) in torch.float32"),
+        (torch.ones(2, 2, dtype=torch.float64), r"of shape \(2, 2\) in torch.float64"),
+        (torch.ones(2, 2, dtype=torch.int64), r"of shape \(2, 2\) in torch.int64"),
+    ],
+)
+def test_centroids_of_another_kind_are_refused(sent: Tensor, sentence: str, known: bool) -> None:
+    """One in double precision would make all of them so, which no client's features would meet."""
+    server = Server({"w": torch.zeros(1)}, TWO_CLASSES, torch.ones(2, 2) if known else None)
+    ups = {0: Up({"w": torch.zeros(1)}, 10, sent)}
+    expected = r"\(2, 2\)" if known else r"\(2, features\)"
+    with pytest.raises(FedsieveError, match=f"{sentence}, where others are {expected} in torch"):
+        rofl.merge(config(), server, 0, ups)
+
+
+def test_centroids_of_another_width_than_those_before_are_refused() -> None:
+    server = Server({"w": torch.zeros(1)}, TWO_CLASSES, torch.ones(2, 2))
+    with pytest.raises(FedsieveError, match=r"of shape \(2, 3\) in torch.float32, where others"):
+        rofl.merge(config(), server, 1, {0: up_of(1.0, 10, [[1.0, 0.0, 0.0], [1.0, 3.0, 0.0]])})
+
+
+def test_in_the_first_round_most_clients_tell_how_wide_centroids_are() -> None:
+    """Each of them alone could be right, so none can be refused."""
+    server = rofl.init_server(config(), {"w": torch.zeros(1)}, TWO_CLASSES)
+    ups = {
+        0: up_of(1.0, 10, [[9.0, 9.0, 9.0], [9.0, 9.0, 9.0]]),
+        1: up_of(1.0, 10, [[1.0, 0.0], [1.0, 3.0]]),
+        2: up_of(1.0, 10, [[3.0, 0.0], [1.0, 1.0]]),
+    }
+    found = rofl.merge(config(), server, 0, ups)[0].centroids
+    assert found is not None
+    assert found.tolist() == [[2.0, 0.0], [1.0, 2.0]]
+    del ups[2]
+    after, _ = rofl.merge(config(), server, 0, ups)
+    assert after.centroids is None
+    assert after.weights["w"].item() == 1
 
 
 def test_what_leaves_a_site_is_the_model_a_count_and_the_centroids() -> None:

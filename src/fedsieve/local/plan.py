@@ -177,7 +177,9 @@ class Plan:
             assert len(column) == len(self.images), f"column {name}: {len(column)} rows"
         steps = count_steps(len(self.images), self.sgd)
         for name, values in self.of_steps.items():
-            assert len(values) == steps, f"per_step {name}: {len(values)} rows for {steps} steps"
+            assert len(values) == steps, f"{name}: {len(values)} rows for {steps} steps"
+        for name, images in self.step_images.items():
+            assert images.dtype == torch.uint8, f"step_images {name}: {images.dtype} is no view's"
         names = [*self.columns, *self.views, *self.per_step, *self.step_images, *self.carried]
         assert len(names) == len(set(names)), "two of what a batch holds share a name"
         assert 1 <= len(self.start) <= 2

@@ -236,10 +236,13 @@ class Program:
 
     def _ensure(self, plan: Plan, size: int, count: int, views: Mapping[str, Tensor]) -> None:
         """Have a captured step for batches of `size`, with room for `count` of them."""
+        full, device = size == plan.sgd.batch_size, self._bench.device
+        if not full:
+            count = plan.sgd.epochs  # one at the end of each: there are many of these sizes
         if size in self._steps and self._steps[size].room >= count:
             return
         # A power of two, so that clients of growing sizes do not have it captured again and again.
-        room, device = 1 << (count - 1).bit_length(), self._bench.device
+        room = 1 << (count - 1).bit_length()
         rows = {name: (t.dtype, (size, *t.shape[1:])) for name, t in plan.columns.items()}
         rows |= {name: (t.dtype, (size, *t.shape[1:])) for name, t in views.items()}
         rows |= {name: (t.dtype, t.shape[1:]) for name, t in plan.of_steps.items()}
@@ -249,7 +252,6 @@ class Program:
         }
         weight = torch.ones((room, size), device=device) if plan.sgd.tail == "pad" else None
         counter = torch.zeros(1, dtype=torch.int64, device=device)
-        full = size == plan.sgd.batch_size
         several = torch.cuda.CUDAGraph() if full else None
         step = self._steps[size] = _Step(values, weight, counter, torch.cuda.CUDAGraph(), several)
         with CAPTURE:

@@ -9,7 +9,7 @@ D. Tanaka, D. Ikami, T. Yamasaki, K. Aizawa,
     p             the uniform distribution
     L_c           soft_cross_entropy, inside local_loss
     L_p           uniform_prior of FedDiv, which has it from this paper
-    L_e           entropy
+    L_e           entropy of FedLSR
     α, β          Config.alpha, Config.beta
 
 The client alternates: an epoch of training on its labels, then each label becomes the mean of what
@@ -46,6 +46,7 @@ from fedsieve.methods import contract, fedavg
 from fedsieve.methods.contract import Sieved
 from fedsieve.methods.fedavg import Down, Up
 from fedsieve.methods.feddiv import uniform_prior
+from fedsieve.methods.fedlsr import entropy
 from fedsieve.types import Metrics, Shard, Streams, Weights
 
 
@@ -139,11 +140,6 @@ def local_loss(alpha: float, beta: float, batch: Batch, net: Net) -> Tensor:
     classification = batch.mean(soft_cross_entropy(logits, batch["soft_label"]))
     spread = uniform_prior(batch, logits)
     return classification + alpha * spread + beta * batch.mean(entropy(logits))
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """(B,) −Σ_c s_c log s_c of each prediction s = softmax(z)."""
-    return soft_cross_entropy(logits, logits.softmax(dim=1))
 
 
 def labels_in_use(client: Client, shard: Shard) -> Tensor:

@@ -34,8 +34,8 @@ What else it does in another way:
 - Its f_G begins as random numbers, and the first centroids are weighed by their similarity to
   these. Here a centroid that the server does not have is the plain mean of those that it is sent.
 - The centroid of a class that no client of the first round holds is 0/0 there. Here an unknown
-  centroid is a row of zeros; a client begins with the mean features of its samples of that label,
-  as all clients do in the first round.
+  centroid is a row of zeros, and nearest to nothing; a client begins with the mean features of its
+  samples of that label, as all clients do in the first round.
 - The similarities that clients' centroids are averaged by may be negative, and sum to almost 0.
   They keep their signs, but where the sum is below `LEAST_SIMILARITY` a centroid stays as it is.
 - Of a small last batch it may pick no sample, whose mean loss is NaN. Here it is at least one.
@@ -47,6 +47,7 @@ Models are averaged by the clients' samples, there without weights. The forget r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -225,14 +226,35 @@ def merge(
         [up.weights for up in ups.values()], [up.samples for up in ups.values()]
     )
     local = [up.centroids for up in ups.values() if up.samples]
-    former = torch.zeros_like(local[0]) if server.centroids is None else server.centroids
     for centroids in local:
-        check(
-            centroids.shape == former.shape,
-            f"A client sent centroids of shape {tuple(centroids.shape)} where others are "
-            f"{tuple(former.shape)}; give all clients the same model.",
-        )
-    return Server(weights, server.federation, aligned(former, torch.stack(local))), {}
+        check_centroids(centroids, server)
+    return replace(server, weights=weights, centroids=joint_centroids(server.centroids, local)), {}
+
+
+def check_centroids(centroids: Tensor, server: Server) -> None:
+    """Refuse what cannot be averaged, or what no client could go on from."""
+    shape, classes = tuple(centroids.shape), server.federation.num_classes
+    if server.centroids is None:
+        usual, fits = f"({classes}, features)", len(shape) == 2 and shape[0] == classes
+    else:
+        usual, fits = f"{tuple(server.centroids.shape)}", shape == server.centroids.shape
+    check(
+        fits and centroids.dtype == torch.float32,
+        f"A client sent centroids of shape {shape} in {centroids.dtype}, where others are {usual} "
+        "in torch.float32; give all clients the same model.",
+    )
+
+
+def joint_centroids(former: Tensor | None, local: list[Tensor]) -> Tensor | None:
+    """f_G of what clients sent, which in the first round may differ in d: then most of them are
+    right, and where no d is that of most, f_G stays unknown."""
+    if former is None:
+        shape, count = Counter(centroids.shape for centroids in local).most_common(1)[0]
+        if 2 * count <= len(local):
+            return None
+        local = [centroids for centroids in local if centroids.shape == shape]
+        former = torch.zeros_like(local[0])
+    return aligned(former, torch.stack(local))
 
 
 def aligned(former: Tensor, local: Tensor) -> Tensor:
@@ -322,8 +344,10 @@ def local_loss(gradient: bool, total: Total, batch: Batch, net: Net) -> Stepped:
 
 
 def nearest(features: Tensor, centroids: Tensor) -> Tensor:
-    """ỹ: (n,) the class whose centroid has the largest cosine with a sample's features."""
-    return (F.normalize(features) @ F.normalize(centroids).T).argmax(dim=1)
+    """ỹ: (n,) the class whose centroid, of those known, has the largest cosine with a sample's
+    features."""
+    cosines = F.normalize(features) @ F.normalize(centroids).T
+    return cosines.masked_fill(~known(centroids), -math.inf).argmax(dim=1)
 
 
 def squared_distance(features: Tensor, centroids: Tensor) -> Tensor:
