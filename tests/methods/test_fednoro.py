@@ -511,10 +511,19 @@ def test_a_round_without_reports_does_not_stop_the_verdict(missing: int) -> None
     assert after.noisy == {k: ODD[k] for k in reports}
 
 
-def test_a_report_of_other_classes_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (f32([1.0, 2.0]), r"shape \(2,\) and torch.float32 for 5 classes"),
+        (torch.tensor([1, 2, 3, 4, 5]), r"shape \(5,\) and torch.int64 for 5 classes"),
+    ],
+    ids=["of other classes", "in other numbers"],
+)
+def test_a_strange_report_is_refused_when_it_comes(report: Tensor, said: str) -> None:
+    """Later it would spoil the round of the verdict for all who report then."""
     cfg = Config(warmup_rounds=0)
-    ups = {2: Up(weights_of(Linear, 2), 10, f32([1.0, 2.0]))}
-    with pytest.raises(FedsieveError, match=r"Client 2 reported losses of shape \(2,\) for 5 cl"):
+    ups = {2: Up(weights_of(Linear, 2), 10, report)}
+    with pytest.raises(FedsieveError, match=f"Client 2 reported losses of {said}, not of"):
         fednoro.merge(cfg, server_with(cfg), 0, ups)
 
 

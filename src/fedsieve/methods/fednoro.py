@@ -267,13 +267,15 @@ def settled(cfg: Config, server: Server, round: int) -> Server:
 
 
 def reports_of(ups: Mapping[ClientId, Up], classes: int) -> dict[ClientId, Tensor]:
-    """The reports among these updates."""
+    """The reports among these updates. A strange one is refused here, where only its sender is
+    harmed, and not at the verdict, where it lies among those of all rounds."""
     found = {k: up.class_losses for k, up in ups.items() if up.class_losses is not None}
     for client, losses in found.items():
         check(
-            losses.shape == (classes,),
-            f"Client {client} reported losses of shape {tuple(losses.shape)} for {classes} "
-            "classes; let it train with the same recipe.",
+            losses.shape == (classes,) and losses.dtype == torch.float32,
+            f"Client {client} reported losses of shape {tuple(losses.shape)} and {losses.dtype} "
+            f"for {classes} classes, not of ({classes},) and torch.float32; let it train with the "
+            "same recipe.",
         )
     return found
 
