@@ -381,6 +381,18 @@ def test_a_noisy_model_that_is_like_a_clean_one_counts_like_it() -> None:
     assert fednoro.distances("euclidean", ups, NOISY) == {}
 
 
+def test_models_further_apart_than_numbers_reach_do_not_end_the_run() -> None:
+    """Client 1 is 6e38 from the clean model, which is none of float32's numbers; 3 is not."""
+    ups = {
+        0: up_with(3e38, 0.0, 0.0),
+        1: up_with(-3e38, 0.0, 0.0),
+        3: up_with(2e38, 0.0, 0.0),
+    }
+    assert fednoro.distances("euclidean", ups, NOISY) == {1: 1.0, 3: 0.0}
+    _, metrics = fednoro.merge(Config(), settled_server(NOISY), 20, ups)
+    assert metrics["noisy_weight"] == pytest.approx((math.exp(-1) + 1) / (math.exp(-1) + 2))
+
+
 def test_models_of_different_shapes_are_refused() -> None:
     strange = Up({"a": f32([0.0, 0.0]), "b": f32([0.0, 1.0])}, 20, None)
     with pytest.raises(FedsieveError, match=r"'b' is .* in an update but .* another update"):

@@ -445,7 +445,9 @@ def distances(
         if noisy.get(k, False)
     }
     largest = max(least.values(), default=0.0)
-    return {k: d / largest for k, d in least.items()} if largest > 0 else {}
+    # Compared first: the largest may be infinite, which divided by itself is no number.
+    ratios = {k: 1.0 if d == largest else d / largest for k, d in least.items()}
+    return ratios if largest > 0 else {}
 
 
 def distance(kind: Distance, one: Weights, other: Weights) -> float:
