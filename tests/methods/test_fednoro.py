@@ -649,6 +649,32 @@ def test_rounds_and_clients_share_a_captured_step() -> None:
     assert program_key(taught) == program_key(later) != program_key(clean)
 
 
+@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_a_noisy_client_with_few_samples_is_taught_or_returns_what_it_got(
+    n: int, tail: Any
+) -> None:
+    """Batches of 4. With one sample all other classes are ruled out, and no gradient is left."""
+    shard, sgd = shard_with([0, 2, 0, 2, 0][:n]), replace(SGD, tail=tail)
+    up, metrics, bench = train(Config(), down_with(distillation=0.5), shard, sgd)
+    assert all(tensor.isfinite().all() for tensor in up.weights.values())
+    assert math.isfinite(metrics["loss"])
+    assert up.samples == n
+    stands = all(torch.equal(up.weights[k], w) for k, w in weights_of(Linear, 1).items())
+    assert stands == (bench.fitted[0].steps == 0 or n == 1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_client_of_one_class_learns_nothing(share: float) -> None:
+    """softmax(z + log π) is 1 for the only class, whatever z is."""
+    shard = shard_with([2] * 9)
+    up, _, bench = train(Config(), down_with(distillation=share), shard)
+    assert bench.fitted[0].steps == 4
+    assert_same_weights(up.weights, weights_of(Linear, 1))
+    up, _, _ = train(Config(adjustment=0.0), down_with(), shard)
+    assert not torch.equal(up.weights["layer.bias"], weights_of(Linear, 1)["layer.bias"])
+
+
 def test_without_samples_there_is_nothing_to_report() -> None:
     up, metrics, _ = train(Config(), down_with(reporting=True, distillation=0.5), shard_of(0))
     assert_same_weights(up.weights, weights_of(Linear, 1))
