@@ -353,6 +353,15 @@ def test_each_network_learns_from_what_the_other_one_makes_of_the_labels() -> No
     assert client.p_clean is not None
 
 
+def test_a_label_is_used_only_above_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = np.array([0.51, 0.5, 0.49] * 8, dtype=np.float32)
+    monkeypatch.setattr(feddividemix, "clean_probability", lambda losses: w)
+    shard = bright_shard(wrong=6)
+    for plan in recorded(shard):
+        assert torch.equal(plan.images, shard.images[::3])
+        assert set(plan.columns["p_clean"].tolist()) == {w[0].item()}
+
+
 def test_the_images_of_doubtful_labels_come_in_full_batches_in_passes() -> None:
     """18 labelled samples in batches of 4 are 5 steps and 20 unlabelled places: three times all of
     6, and two more."""
