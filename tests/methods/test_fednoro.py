@@ -256,6 +256,12 @@ def test_a_small_class_speaks_as_loud_as_one_of_large_losses() -> None:
     assert [k for k, noisy in fednoro.verdict(reports, "diagonal").items() if noisy] == [3]
 
 
+def test_one_client_of_very_large_losses_hides_the_others() -> None:
+    """The page says so: the others then lie within a small part of [0, 1]."""
+    reports = {**made_reports(), 0: f32([100.0] * 5)}
+    assert fednoro.verdict(reports, "diagonal") == {k: k == 0 for k in range(12)}
+
+
 def test_the_verdict_is_that_of_most_mixtures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of nine votes, four for client 0, three for client 1, two for nobody; then equal numbers."""
     said = {"0": [True, False], "1": [False, True], "-": [False, False]}
