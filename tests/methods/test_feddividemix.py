@@ -122,6 +122,18 @@ def test_the_posterior_is_that_of_scikit_learn() -> None:
     assert 290 < (found > 0.5).sum() < 310
 
 
+def test_the_mixture_stops_where_scikit_learns_does() -> None:
+    """Losses without groups, on which EM would creep on for long."""
+    losses = np.random.default_rng(0).random(300)
+    values = ((losses - losses.min()) / (losses.max() - losses.min()))[:, None]
+    theirs = GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4, random_state=0).fit(values)
+    further = GaussianMixture(2, max_iter=999, tol=1e-4, reg_covar=5e-4, random_state=0).fit(values)
+    found = feddividemix.clean_probability(f32(losses))
+    at, beyond = (m.predict_proba(values)[:, m.means_.argmin()] for m in (theirs, further))
+    np.testing.assert_allclose(found, at, atol=1e-3)
+    assert abs(found - beyond).max() > 0.1
+
+
 def test_losses_count_relative_to_the_clients_own() -> None:
     losses = f32([0.1, 0.12, 0.15, 2.0, 2.2])
     found = feddividemix.clean_probability(losses)
