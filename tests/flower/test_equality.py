@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("flwr", reason="the federation needs fedsieve[flower]")
 
 from flower_processes import Fleet, Recorder
-from flower_stage import three_clients
+from flower_stage import Stage, small_recipe, three_clients
 
 from fedsieve.data.sources.digits import load_digits
 from fedsieve.methods import METHODS, fedgr
@@ -87,6 +87,18 @@ def test_real_sites_give_the_weights_of_the_simulation(
         assert line | {"diagnostics": None} == simulated | {"diagnostics": None}
     for folder in real.kept:
         assert final_bytes(folder) == final_bytes(real.out)
+
+
+def test_two_sites_at_a_time_report_are_judged_and_taught(tmp_path: Path) -> None:
+    """FedNoRo's later phases, which the one round above does not come to; in one process."""
+    stage, recipe = Stage(tmp_path), small_recipe("fednoro", clients_per_round=2, rounds=6)
+    stage.run(recipe)
+    run(recipe, tmp_path / "simulated")
+    assert final_bytes(stage.out) == final_bytes(tmp_path / "simulated")
+    lines = timeless_lines(stage.out)
+    assert ["noisy_clients" in line["server"] for line in lines] == [False, True] + 4 * [False]
+    assert lines[1]["bytes_down"] > 1.9 * lines[0]["bytes_down"], "the judge comes along"
+    assert max(line["client"]["distillation"] for line in lines[2:]) > 0
 
 
 def shard_of(recipe: Recipe, client: int) -> Shard:

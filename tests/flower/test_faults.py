@@ -40,7 +40,7 @@ from fedsieve.flower.grid import InProcessGrid
 from fedsieve.flower.messages import HELLO, ROUND, Hello, Order
 from fedsieve.flower.records import from_content, read, to_content
 from fedsieve.flower.settings import Settings
-from fedsieve.methods import METHODS, fedavg, fedcoteaching, rofl
+from fedsieve.methods import METHODS, fedavg, fedcoteaching, fednoro, rofl
 from fedsieve.serial import decode
 from fedsieve.simulate import run as run_module
 from fedsieve.simulate.directory import Checkpoint, Model, read_lines
@@ -241,6 +241,23 @@ def test_an_update_that_breaks_the_merge_is_found_and_left_out(
     stage.run(small_recipe(rounds=1))
     (line,) = read_lines(stage.out / "metrics.jsonl")
     assert line["refused"] == {"client-1": "The update cannot be merged (RuntimeError)."}
+
+
+def test_a_report_that_breaks_the_verdict_of_a_later_round_is_found_when_it_comes(
+    stage: Stage,
+) -> None:
+    """Two of four sites report in each of two rounds, and the verdict needs all reports."""
+
+    def change(up: fednoro.Up) -> fednoro.Up:
+        return replace(up, class_losses=torch.full((10,), 9))
+
+    spoil = from_client(2, ROUND, with_up(change, fednoro.Up))
+    recipe = small_recipe("fednoro", clients_per_round=2, rounds=2)
+    stage.run(recipe, SpoiledGrid(stage.nodes(), spoil))
+    first, second = read_lines(stage.out / "metrics.jsonl")
+    assert first["refused"] == {NAME: "The update cannot be merged (FedsieveError)."}
+    assert second["refused"] == {}
+    assert "noisy_clients" in second["server"]
 
 
 def test_a_merge_that_fails_for_no_one_in_particular_ends_the_run(

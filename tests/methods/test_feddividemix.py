@@ -122,6 +122,18 @@ def test_the_posterior_is_that_of_scikit_learn() -> None:
     assert 290 < (found > 0.5).sum() < 310
 
 
+def test_the_mixture_stops_where_scikit_learns_does() -> None:
+    """Losses without groups, on which EM would creep on for long."""
+    losses = np.random.default_rng(0).random(300)
+    values = ((losses - losses.min()) / (losses.max() - losses.min()))[:, None]
+    theirs = GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4, random_state=0).fit(values)
+    further = GaussianMixture(2, max_iter=999, tol=1e-4, reg_covar=5e-4, random_state=0).fit(values)
+    found = feddividemix.clean_probability(f32(losses))
+    at, beyond = (m.predict_proba(values)[:, m.means_.argmin()] for m in (theirs, further))
+    np.testing.assert_allclose(found, at, atol=1e-3)
+    assert abs(found - beyond).max() > 0.1
+
+
 def test_losses_count_relative_to_the_clients_own() -> None:
     losses = f32([0.1, 0.12, 0.15, 2.0, 2.2])
     found = feddividemix.clean_probability(losses)
@@ -351,6 +363,15 @@ def test_each_network_learns_from_what_the_other_one_makes_of_the_labels() -> No
     losses = [fitted.loss for fitted in bench.fitted]
     assert metrics["loss"] == pytest.approx(np.average(losses, weights=steps))
     assert client.p_clean is not None
+
+
+def test_a_label_is_used_only_above_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = np.array([0.51, 0.5, 0.49] * 8, dtype=np.float32)
+    monkeypatch.setattr(feddividemix, "clean_probability", lambda losses: w)
+    shard = bright_shard(wrong=6)
+    for plan in recorded(shard):
+        assert torch.equal(plan.images, shard.images[::3])
+        assert set(plan.columns["p_clean"].tolist()) == {w[0].item()}
 
 
 def test_the_images_of_doubtful_labels_come_in_full_batches_in_passes() -> None:

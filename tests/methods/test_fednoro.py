@@ -256,6 +256,12 @@ def test_a_small_class_speaks_as_loud_as_one_of_large_losses() -> None:
     assert [k for k, noisy in fednoro.verdict(reports, "diagonal").items() if noisy] == [3]
 
 
+def test_one_client_of_very_large_losses_hides_the_others() -> None:
+    """The page says so: the others then lie within a small part of [0, 1]."""
+    reports = {**made_reports(), 0: f32([100.0] * 5)}
+    assert fednoro.verdict(reports, "diagonal") == {k: k == 0 for k in range(12)}
+
+
 def test_the_verdict_is_that_of_most_mixtures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of nine votes, four for client 0, three for client 1, two for nobody; then equal numbers."""
     said = {"0": [True, False], "1": [False, True], "-": [False, False]}
@@ -379,6 +385,18 @@ def test_a_client_without_samples_is_nobodys_neighbour() -> None:
 def test_a_noisy_model_that_is_like_a_clean_one_counts_like_it() -> None:
     ups = {0: UPS[0], 1: replace(UPS[0], samples=5)}
     assert fednoro.distances("euclidean", ups, NOISY) == {}
+
+
+def test_models_further_apart_than_numbers_reach_do_not_end_the_run() -> None:
+    """Client 1 is 6e38 from the clean model, which is none of float32's numbers; 3 is not."""
+    ups = {
+        0: up_with(3e38, 0.0, 0.0),
+        1: up_with(-3e38, 0.0, 0.0),
+        3: up_with(2e38, 0.0, 0.0),
+    }
+    assert fednoro.distances("euclidean", ups, NOISY) == {1: 1.0, 3: 0.0}
+    _, metrics = fednoro.merge(Config(), settled_server(NOISY), 20, ups)
+    assert metrics["noisy_weight"] == pytest.approx((math.exp(-1) + 1) / (math.exp(-1) + 2))
 
 
 def test_models_of_different_shapes_are_refused() -> None:
@@ -511,10 +529,19 @@ def test_a_round_without_reports_does_not_stop_the_verdict(missing: int) -> None
     assert after.noisy == {k: ODD[k] for k in reports}
 
 
-def test_a_report_of_other_classes_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (f32([1.0, 2.0]), r"shape \(2,\) and torch.float32 for 5 classes"),
+        (torch.tensor([1, 2, 3, 4, 5]), r"shape \(5,\) and torch.int64 for 5 classes"),
+    ],
+    ids=["of other classes", "in other numbers"],
+)
+def test_a_strange_report_is_refused_when_it_comes(report: Tensor, said: str) -> None:
+    """Later it would spoil the round of the verdict for all who report then."""
     cfg = Config(warmup_rounds=0)
-    ups = {2: Up(weights_of(Linear, 2), 10, f32([1.0, 2.0]))}
-    with pytest.raises(FedsieveError, match=r"Client 2 reported losses of shape \(2,\) for 5 cl"):
+    ups = {2: Up(weights_of(Linear, 2), 10, report)}
+    with pytest.raises(FedsieveError, match=f"Client 2 reported losses of {said}, not of"):
         fednoro.merge(cfg, server_with(cfg), 0, ups)
 
 
@@ -626,6 +653,32 @@ def test_rounds_and_clients_share_a_captured_step() -> None:
     taught, later = (plan_of(down_with(distillation=share)) for share in (0.1, 0.8))
     assert program_key(clean) == program_key(reporting)
     assert program_key(taught) == program_key(later) != program_key(clean)
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_a_noisy_client_with_few_samples_is_taught_or_returns_what_it_got(
+    n: int, tail: Any
+) -> None:
+    """Batches of 4. With one sample all other classes are ruled out, and no gradient is left."""
+    shard, sgd = shard_with([0, 2, 0, 2, 0][:n]), replace(SGD, tail=tail)
+    up, metrics, bench = train(Config(), down_with(distillation=0.5), shard, sgd)
+    assert all(tensor.isfinite().all() for tensor in up.weights.values())
+    assert math.isfinite(metrics["loss"])
+    assert up.samples == n
+    stands = all(torch.equal(up.weights[k], w) for k, w in weights_of(Linear, 1).items())
+    assert stands == (bench.fitted[0].steps == 0 or n == 1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_client_of_one_class_learns_nothing(share: float) -> None:
+    """softmax(z + log π) is 1 for the only class, whatever z is."""
+    shard = shard_with([2] * 9)
+    up, _, bench = train(Config(), down_with(distillation=share), shard)
+    assert bench.fitted[0].steps == 4
+    assert_same_weights(up.weights, weights_of(Linear, 1))
+    up, _, _ = train(Config(adjustment=0.0), down_with(), shard)
+    assert not torch.equal(up.weights["layer.bias"], weights_of(Linear, 1)["layer.bias"])
 
 
 def test_without_samples_there_is_nothing_to_report() -> None:

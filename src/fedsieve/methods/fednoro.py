@@ -267,13 +267,15 @@ def settled(cfg: Config, server: Server, round: int) -> Server:
 
 
 def reports_of(ups: Mapping[ClientId, Up], classes: int) -> dict[ClientId, Tensor]:
-    """The reports among these updates."""
+    """The reports among these updates. A strange one is refused here, where only its sender is
+    harmed, and not at the verdict, where it lies among those of all rounds."""
     found = {k: up.class_losses for k, up in ups.items() if up.class_losses is not None}
     for client, losses in found.items():
         check(
-            losses.shape == (classes,),
-            f"Client {client} reported losses of shape {tuple(losses.shape)} for {classes} "
-            "classes; let it train with the same recipe.",
+            losses.shape == (classes,) and losses.dtype == torch.float32,
+            f"Client {client} reported losses of shape {tuple(losses.shape)} and {losses.dtype} "
+            f"for {classes} classes, not of ({classes},) and torch.float32; let it train with the "
+            "same recipe.",
         )
     return found
 
@@ -443,7 +445,9 @@ def distances(
         if noisy.get(k, False)
     }
     largest = max(least.values(), default=0.0)
-    return {k: d / largest for k, d in least.items()} if largest > 0 else {}
+    # Compared first: the largest may be infinite, which divided by itself is no number.
+    ratios = {k: 1.0 if d == largest else d / largest for k, d in least.items()}
+    return ratios if largest > 0 else {}
 
 
 def distance(kind: Distance, one: Weights, other: Weights) -> float:
