@@ -1,7 +1,12 @@
-"""The comparison of all methods on digits: who takes part, and that all have the same ground."""
+"""The comparison of all methods on digits: who takes part, the common ground, and its page."""
 
 from __future__ import annotations
 
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from fedsieve.methods import METHODS, fedcorr, fedcoteaching, feddiv, rofl
@@ -17,6 +22,7 @@ from fedsieve.recipe import (
 SCENES = ("all-noisy", "clean", "half-noisy", "half-noisy-dirichlet")
 VISITS = 300
 """Sites that train in a run: 60 rounds of five, 15 passes over the 20 sites."""
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def runs(scene: str) -> dict[str, Recipe]:
@@ -89,3 +95,33 @@ def test_between_scenes_a_method_changes_only_what_its_paper_changes() -> None:
         expected = {"fedcoteaching": 3, "rofl": 3, "feddiv": 2, "fedgr": 2, "fedlsr": 2}
         assert len(seen) == expected.get(name, 1)
         assert by_scene["clean"][name].rounds == by_scene["all-noisy"][name].rounds
+
+
+def test_the_page_says_what_the_runs_say() -> None:
+    """Every entry of both tables is mean ± deviation of the runs beside the page."""
+    by_entry: dict[tuple[str, str], list[dict[str, str]]] = {}
+    with (RESULTS / "digits" / "runs.csv").open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            by_entry.setdefault((line["scene"], line["method"]), []).append(line)
+    accuracy, auroc = table_of("accuracy"), table_of("AUROC of the suspects")
+    shown = {(scene, method) for method, row in accuracy.items() for scene in row if row[scene]}
+    assert set(by_entry) == shown
+    for (scene, method), lines in by_entry.items():
+        assert accuracy[method][scene] == written([float(line["last10"]) for line in lines], 1)
+        if lines[0]["suspect_auroc"]:
+            found = written([float(line["suspect_auroc"]) for line in lines], 3)
+            assert auroc[method][scene] == found
+
+
+def table_of(head: str) -> dict[str, dict[str, str]]:
+    """Method → scene → entry of the page's table with this head."""
+    page = (RESULTS / "digits.md").read_text(encoding="utf-8")
+    lines = page.split(f"| {head} |")[1].split("\n\n")[0].splitlines()
+    scenes = re.findall(r"`([\w-]+)`", lines[0])
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    return {row[0]: dict(zip(scenes, row[1:], strict=True)) for row in rows}
+
+
+def written(values: list[float], digits: int) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
