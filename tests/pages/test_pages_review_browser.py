@@ -108,6 +108,7 @@ def test_another_list_has_verdicts_of_its_own_and_a_new_edition_keeps_the_old_on
 ) -> None:
     page = window.show(page_of(ITEMS))
     press(page, "k", "d")
+    says(page, "#counts", "2 checked")
     page = window.show(page_of(ITEMS, key="other"))
     assert page.inner_text("#counts") == "0 checked · 60 left"
     page = window.show(page_of(ITEMS[1:3]))  # without the first label, but under the same key
@@ -404,6 +405,12 @@ def test_the_policy_stops_a_script_that_someone_smuggles_in(window: Window) -> N
     )
     assert page.evaluate("window.hacked") is None
     assert any("Content Security Policy" in complaint for complaint in window.complaints)
+
+
+def test_opening_a_page_saves_nothing(window: Window) -> None:
+    """Another window may have saved the list since this one read it."""
+    page = window.show(page_of(ITEMS))
+    assert page.evaluate("localStorage.length") == 0
 
 
 NO_STORAGE = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('off'); } })"

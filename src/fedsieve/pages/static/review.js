@@ -65,7 +65,11 @@
     let saved = null;
     try {
       saved = localStorage.getItem(data.key);
-      localStorage.setItem(data.key, saved ?? "[]"); // reading may work where writing does not
+      // Reading may work where writing does not. Not tried on the list itself: another window may
+      // have saved it since.
+      const trial = `${data.key} trial`;
+      localStorage.setItem(trial, "");
+      localStorage.removeItem(trial);
     } catch {
       canSave = false;
       warn("This browser does not keep your progress: export verdicts.csv before you close the page.");
