@@ -144,6 +144,18 @@ def test_a_methods_setting_goes_to_the_cells_that_have_it():
         expand(BASE | {"method": {"name": "fedavg"}}, {"method.mu": 2.5}, ())
 
 
+def test_a_setting_whose_method_goes_away_with_the_sweep_asks_for_the_method():
+    prox = {"method.name": "fedprox", "method.mu": 0.1}
+    swept = BASE | {
+        "method": {"name": "fedavg"},
+        "sweep": {"method": [{"label": "A", "method.name": "fedavg"}, {"label": "P"} | prox]},
+    }
+    with pytest.raises(FedsieveError, match=r"name the method, too: --method\.name fedprox\."):
+        expand(swept, {"method.mu": 2.5}, ())
+    (run,) = expand(swept, {"method.name": "fedprox", "method.mu": 2.5}, ()).runs
+    assert run.recipe.method.mu == 2.5
+
+
 def test_none_unsets():
     (run,) = expand(BASE | {"engine": {"stop_after_minutes": 3.0}}, {}, ()).runs
     assert run.recipe.engine.stop_after_minutes == 3.0

@@ -116,10 +116,7 @@ def expand(table: Mapping[str, Any], overrides: Mapping[str, Any], seeds: Sequen
     sweep = table.get("sweep", {})
     settings = [_with_overrides(cell.table, overrides) for cell in grid]
     for path in overrides:
-        check(
-            any(_has(cell, path) for cell in settings),
-            f"No method of this recipe has a setting {path}.",
-        )
+        check(any(_has(cell, path) for cell in settings), _no_such_setting(path, whole))
     runs = []
     for cell, final in zip(grid, settings, strict=True):
         _check_needed(final)
@@ -142,6 +139,18 @@ def expand(table: Mapping[str, Any], overrides: Mapping[str, Any], seeds: Sequen
         is_single=not sweep and not seeds,
         default_folder=Path("runs") / (slug(runs[0].recipe.name) + _fingerprint(overrides)),
         notes=tuple(_notes(whole, table, given)),
+    )
+
+
+def _no_such_setting(path: str, whole: Mapping[str, Any]) -> str:
+    """What to say of an option that no run has a setting for, with or without the axes of `whole`
+    that it takes the place of."""
+    owners = {_method_of(cell.table): None for cell in cells(whole) if _has(cell.table, path)}
+    if not owners:
+        return f"No method of this recipe has a setting {path}."
+    return (
+        f"--{path} takes the place of the sweep that names a method with this setting; name the "
+        f"method, too: --method.name {' or '.join(owners)}."
     )
 
 
