@@ -9,6 +9,7 @@ from torch import Tensor
 from fedsieve.errors import FedsieveError
 from fedsieve.losses import (
     cross_entropy,
+    entropy,
     kl,
     proximal,
     sieving_loss,
@@ -47,6 +48,11 @@ def test_the_bounds_of_the_bounded_sieving_loss() -> None:
     lowest, highest = (float(sieving_loss(z, torch.tensor([y]), "bounded")[0]) for y in (3, 4))
     assert lowest == pytest.approx(np.log(9 + np.e) - 1)
     assert highest == pytest.approx(np.log(9 + np.e))
+
+
+def test_entropy_of_an_even_and_of_a_sure_prediction() -> None:
+    found = entropy(torch.tensor([[2.0, 2.0, 2.0, 2.0], [50.0, 0.0, 0.0, 0.0]]))
+    assert found.tolist() == pytest.approx([np.log(4), 0.0], abs=1e-6)
 
 
 def test_soft_cross_entropy() -> None:

@@ -40,6 +40,11 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets.float() * F.log_softmax(logits.float(), dim=1)).sum(dim=1)
 
 
+def entropy(logits: Tensor) -> Tensor:
+    """(n,) −Σ_c p_c log p_c, with p = softmax(z) of logits (n, classes)."""
+    return soft_cross_entropy(logits, logits.softmax(dim=1))
+
+
 def kl(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
     """Σ_c p_c (log p_c − log q_c), with p = softmax(teacher/τ) and q = softmax(student/τ).
 

@@ -244,11 +244,6 @@ def test_the_authors_divergence_is_torchs_mean() -> None:
 # -------------------------------------------------------------------------------- Eq. 11: LSR+
 
 
-def test_entropy_of_an_even_and_of_a_sure_prediction() -> None:
-    found = fedlsr.entropy(rows((2.0, 2.0, 2.0, 2.0), (50.0, 0.0, 0.0, 0.0)))
-    assert found.tolist() == pytest.approx([math.log(4), 0.0], abs=1e-6)
-
-
 def test_the_paper_takes_both_predictions_and_the_authors_the_first_twice_softened() -> None:
     o1, o2 = rows((5.0, 0.0)), rows((0.0, 0.0))
     q1 = fedlsr.softened(o1, 1 / 3)

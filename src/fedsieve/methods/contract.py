@@ -12,6 +12,7 @@ A method is five frozen records and some functions on them, all in one file:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -213,12 +214,15 @@ def choose_uniformly(clients: int, count: int, rng: np.random.Generator) -> tupl
     return tuple(sorted(rng.choice(clients, size=min(count, clients), replace=False).tolist()))
 
 
-def choose_in_turn(
-    clients: int, rounds_per_pass: int, round: int, seed: int
-) -> tuple[ClientId, ...]:
+def rounds_per_pass(federation: Federation) -> int:
+    """⌈K / clients per round⌉, the rounds in which each client can take part once."""
+    return max(1, math.ceil(federation.clients / federation.per_round))
+
+
+def choose_in_turn(clients: int, length: int, round: int, seed: int) -> tuple[ClientId, ...]:
     """Who is asked in a round of a warm-up in which each pass of so many rounds asks every client
     once, in random order; in ascending order."""
-    number, position = divmod(round, rounds_per_pass)
+    number, position = divmod(round, length)
     # The order belongs to the pass: each of its rounds draws the same one and takes its part.
     order = rng_for(seed, number, SERVER, "warm-up order").permutation(clients)
-    return tuple(sorted(np.array_split(order, rounds_per_pass)[position].tolist()))
+    return tuple(sorted(np.array_split(order, length)[position].tolist()))

@@ -62,6 +62,7 @@ from fedsieve.methods.contract import (
     Suspicion,
     choose_in_turn,
     choose_uniformly,
+    rounds_per_pass,
 )
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.packed import in_step, like
@@ -372,11 +373,6 @@ class Up:
 
 def init_server(cfg: Config, weights: Weights, federation: Federation) -> Server:
     return Server(weights, federation, Partitions.none(federation.sizes))
-
-
-def rounds_per_pass(federation: Federation) -> int:
-    """⌈K / clients per round⌉, the rounds in which each client can take part once."""
-    return max(1, math.ceil(federation.clients / federation.per_round))
 
 
 def warm_up_rounds(cfg: Config, federation: Federation) -> int:

@@ -9,7 +9,7 @@ D. Tanaka, D. Ikami, T. Yamasaki, K. Aizawa,
     p             the uniform distribution
     L_c           soft_cross_entropy, inside local_loss
     L_p           uniform_prior of FedDiv, which has it from this paper
-    L_e           entropy of FedLSR
+    L_e           entropy, inside local_loss
     α, β          Config.alpha, Config.beta
 
 The client alternates: an epoch of training on its labels, then each label becomes the mean of what
@@ -41,12 +41,11 @@ from torch.nn import functional as F
 from fedsieve.errors import check
 from fedsieve.local.bench import Bench
 from fedsieve.local.plan import Batch, Net, Plan
-from fedsieve.losses import soft_cross_entropy
+from fedsieve.losses import entropy, soft_cross_entropy
 from fedsieve.methods import contract, fedavg
 from fedsieve.methods.contract import Sieved
 from fedsieve.methods.fedavg import Down, Up
 from fedsieve.methods.feddiv import uniform_prior
-from fedsieve.methods.fedlsr import entropy
 from fedsieve.types import Metrics, Shard, Streams, Weights
 
 

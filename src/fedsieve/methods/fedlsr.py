@@ -42,7 +42,7 @@ from torch.nn import functional as F
 from fedsieve.errors import check
 from fedsieve.local.bench import Bench
 from fedsieve.local.plan import Batch, Net, count_steps
-from fedsieve.losses import cross_entropy, soft_cross_entropy, symmetric_cross_entropy
+from fedsieve.losses import cross_entropy, entropy, symmetric_cross_entropy
 from fedsieve.methods import contract, fedavg
 from fedsieve.methods.contract import Federation
 from fedsieve.methods.fedavg import Client, Server, Up
@@ -288,11 +288,6 @@ def self_distillation(q1: Tensor, q2: Tensor, distance: Distance, js: JsReductio
     """Loss_reg: (B,) how far the softened predictions of x and x̃ are apart; both get gradients."""
     between = DISTANCES[distance](q1, q2)
     return between / q1.shape[1] if distance == "js" and js == "mean" else between
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """(B,) −Σ_i p_i log p_i, with p = softmax(logits)."""
-    return soft_cross_entropy(logits, logits.softmax(dim=1))
 
 
 def prediction_entropy(o1: Tensor, o2: Tensor, q1: Tensor, of: EntropyOf) -> Tensor:

@@ -56,9 +56,14 @@ from fedsieve.local.bench import Bench
 from fedsieve.local.plan import Batch, Net
 from fedsieve.losses import cross_entropy
 from fedsieve.methods import contract, fedavg
-from fedsieve.methods.contract import Federation, Sieved, choose_in_turn, choose_uniformly
+from fedsieve.methods.contract import (
+    Federation,
+    Sieved,
+    choose_in_turn,
+    choose_uniformly,
+    rounds_per_pass,
+)
 from fedsieve.methods.fedavg import Client
-from fedsieve.methods.fedgr import rounds_per_pass
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.models.weights import check_alike
 from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights

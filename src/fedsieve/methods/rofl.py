@@ -62,11 +62,10 @@ from fedsieve.aggregate import weighted_mean
 from fedsieve.errors import FedsieveError, check
 from fedsieve.local.bench import Bench
 from fedsieve.local.plan import Batch, Net, Stepped
-from fedsieve.losses import cross_entropy
+from fedsieve.losses import cross_entropy, entropy
 from fedsieve.methods import contract, fedavg
 from fedsieve.methods.contract import Federation, Sieved
 from fedsieve.methods.fedcoteaching import kept_count, ramped_up, smallest
-from fedsieve.methods.fedlsr import entropy
 from fedsieve.methods.presets import check_choices, fill_in, switches_of
 from fedsieve.types import ClientId, Metrics, Shard, Streams, Weights
 
