@@ -72,9 +72,9 @@ class EngineConfig:
     "always", "never", or "auto": where they do not differ too much and the GPU can do it."""
     compile: bool = True
     """Compile the model's training step on a GPU."""
-    fused_norms: bool = False
-    """Leave BatchNorm and what follows it in compiled steps to kernels of fedsieve's own. Not timed
-    on a GPU yet, so not the default."""
+    fused_norms: bool = True
+    """Leave BatchNorm and what follows it to kernels of fedsieve's own where steps are compiled and
+    slots have slices, for which the kernels are made."""
     checkpoint_rounds: int | None = None
     """Checkpoint every so many rounds, besides what `checkpoint_seconds` asks for."""
     checkpoint_seconds: float | None = None

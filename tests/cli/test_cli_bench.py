@@ -80,5 +80,5 @@ def test_scale_has_no_device(capsys: pytest.CaptureFixture[str]) -> None:
 def test_only_a_gpu_s_speed_has_fused_norms(
     what: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", *what, "--fused-norms", "true"]) == 2
+    assert main(["bench", *what, "--fused-norms", "false"]) == 2
     assert "--fused-norms is for the speed of a GPU" in capsys.readouterr().err

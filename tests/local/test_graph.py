@@ -215,12 +215,18 @@ def assert_carried_alike(mine: Fitted, theirs: Fitted, steps: int) -> None:
 def test_what_steps_carry_over(
     exact: None, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients of several sizes take turns; the last, smaller batch of an epoch carries, too."""
+    """Clients of several sizes take turns; the last, smaller batch of an epoch carries, too.
+
+    On the small network, where a rounding does not grow: the compiler rounds in its own way, and a
+    ResNet-18 carries that to places a tenth of the way from each other.
+    """
     monkeypatch.setattr("fedsieve.local.plan.IMAGES_PER_DRAW", 60)
-    setup, device = a_setup(), torch.device("cuda")
+    setup, device = a_setup("small", 8), torch.device("cuda")
+    start = [{name: t.to(device) for name, t in read_weights(make_model("small", 8)).items()}]
     bench = GraphBench(setup, device, compile_model=compiled)
     for n, first in ((50, 0.5), (90, -1.0), (1, 2.0), (50, 0.5)):
-        plan = a_plan(n, loss=steadied_loss, carried=to_carry("cuda", first))
+        plan = a_plan(n, 8, loss=steadied_loss, carried=to_carry("cuda", first))
+        plan = replace(plan, start=start)
         with torch.cuda.stream(bench.stream):
             captured = bench.fit(plan)
         torch.cuda.synchronize()

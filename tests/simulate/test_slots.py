@@ -58,15 +58,20 @@ def test_a_kernel_that_cannot_be_launched_is_told_from_other_failures() -> None:
     assert not refuses_slices(RuntimeError("CUDA error: out of memory"))
 
 
-def test_norms_are_fused_where_steps_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = EngineConfig(fused_norms=True)
-    assert fuses_norms(Recipe(precision="bf16", engine=asked))
-    assert not fuses_norms(Recipe(precision="bf16"))
-    assert not fuses_norms(Recipe(precision="fp32", engine=asked))
+def test_norms_are_fused_where_steps_are_compiled_for_a_slice() -> None:
+    slice_, whole = Slice(CPU, 12, ctypes.c_void_p(1)), Slice(CPU, 132)
+    compiled, plain = Recipe(precision="bf16"), Recipe(precision="fp32")
+    assert fuses_norms(compiled, slice_)
+    assert not fuses_norms(compiled, whole)
+    assert not fuses_norms(plain, slice_)
+    unfused = replace(compiled, engine=EngineConfig(fused_norms=False))
+    assert not fuses_norms(unfused, slice_)
+
+
+def test_steps_cannot_be_compiled_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert not fuses_norms(Recipe(precision="fp32", engine=asked))
-    with pytest.raises(FedsieveError, match="install triton"):
-        fuses_norms(Recipe(precision="bf16", engine=asked))
+    with pytest.raises(FedsieveError, match=r"install it, or set engine\.compile to false"):
+        Slots(Recipe(precision="bf16"), world_of([1]), setup=None, count=1)  # type: ignore[arg-type]
 
 
 class Done:

@@ -131,7 +131,7 @@ def work(
     *,
     slots: int = PER_ROUND,
     warm_up: int = 100,
-    fused_norms: bool = False,
+    fused_norms: bool = True,
 ) -> Recipe:
     """The recipe whose rounds are measured; labels are refined after `warm_up` rounds."""
     return Recipe(
@@ -174,7 +174,7 @@ def random_images() -> Dataset:
     )
 
 
-def measure_speed_gpu(rounds: int = 20, *, fused_norms: bool = False) -> GpuSpeedReport:
+def measure_speed_gpu(rounds: int = 20, *, fused_norms: bool = True) -> GpuSpeedReport:
     """Measure all ways in one process; takes one to two minutes, half of it compiling."""
     prepare_cuda()
     check(torch.cuda.is_available(), "This machine has no usable GPU; measure --device cpu.")

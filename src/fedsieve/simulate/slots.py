@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION
 from concurrent.futures import wait as wait_for
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,11 +36,16 @@ class Slots:
 
     def __init__(self, recipe: Recipe, world: World, setup: Setup, count: int) -> None:
         set_gpu_arithmetic(recipe.precision)
+        check(
+            not compiles_steps(recipe) or importlib.util.find_spec("triton") is not None,
+            "Training steps are compiled with the package triton, which is not installed; install "
+            "it, or set engine.compile to false.",
+        )
         self._recipe = recipe
         self._world = world
         self._setup = setup
         self._count = count
-        self.bench = self._new_bench()
+        self.bench = self._new_bench(whole(world.device))
         self._open(slot_places(recipe.engine.slices, world, count, recipe.sgd.epochs))
 
     def _open(self, places: Places) -> None:
@@ -74,20 +78,21 @@ class Slots:
             self._slot.bench.load_kernels(images)
 
     def _enter_slot(self, place: Slice) -> None:
-        self._slot.bench = self._new_bench(views=self._views, place=place)
+        self._slot.bench = self._new_bench(place, views=self._views)
 
     def _leave_slot(self) -> None:
         bench: GraphBench | None = self._slot.__dict__.pop("bench", None)
         if bench is not None:
             bench.forget()
 
-    def _new_bench(self, **options: Any) -> GraphBench:
+    def _new_bench(self, place: Slice, views: ViewsTogether | None = None) -> GraphBench:
         return GraphBench(
             self._setup,
             self._world.device,
             compile_model=compiles_steps(self._recipe),
-            fuse_norms=fuses_norms(self._recipe),
-            **options,
+            fuse_norms=fuses_norms(self._recipe, place),
+            views=views,
+            place=place,
         )
 
     def train(
@@ -272,15 +277,9 @@ def compiles_steps(recipe: Recipe) -> bool:
     return recipe.engine.compile and recipe.precision != "fp32"
 
 
-def fuses_norms(recipe: Recipe) -> bool:
-    """Whether BatchNorm in those steps is left to fused kernels."""
-    fuses = recipe.engine.fused_norms and compiles_steps(recipe)
-    check(
-        not fuses or importlib.util.find_spec("triton") is not None,
-        "engine.fused_norms needs the package triton, which is not installed; leave the setting "
-        "out, or install triton.",
-    )
-    return fuses
+def fuses_norms(recipe: Recipe, place: Slice) -> bool:
+    """Whether BatchNorm in the steps of a slot in `place` is left to fused kernels."""
+    return recipe.engine.fused_norms and compiles_steps(recipe) and place.context is not None
 
 
 def fits_graphs(setup: Setup) -> bool:
