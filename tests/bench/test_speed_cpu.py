@@ -24,6 +24,7 @@ from fedsieve.bench.speed_cpu import (
 )
 from fedsieve.bench.workload import Workload, opened
 from fedsieve.errors import FedsieveError
+from fedsieve.simulate.runners import one_thread
 from helpers import assert_same_weights
 
 TINY = Workload(clients=4, per_round=2, samples=40, side=12, test_images=260)
@@ -118,7 +119,7 @@ def test_no_rounds_are_refused() -> None:
 
 def test_bare_loop_and_simulation_end_with_the_same_bits() -> None:
     loop = bare_loop(TINY)
-    with opened(TINY.recipe(), TINY.data()) as simulation:
+    with one_thread(), opened(TINY.recipe(), TINY.data()) as simulation:
         assert_same_weights(simulation.server.weights, loop.weights)
         for round in range(3):
             line = simulation.next_round()
