@@ -6,7 +6,6 @@ captures, in one of so many slices, a pass forward and back of each kind of laye
 batch 32 in bf16, and prints the time of all twenty for several ways to cut the fused kernels' work.
 """
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,8 +32,16 @@ LAYERS = {
 }
 """Layers without ReLU in the shortcuts of stages count as those with one."""
 BATCH, TOGETHER, REPEATS = 32, 20, 20
-CUTS = [(64, 8, 4), (32, 8, 4), (32, 4, 5), (16, 4, 5)]
-"""Rows of a tile, warps of a block, blocks of a multiprocessor."""
+CUTS = [
+    (32, 4, 5, 3),
+    (16, 4, 5, 3),
+    (32, 8, 4, 3),
+    (64, 8, 4, 3),
+    (32, 4, 5, 1),
+    (32, 4, 8, 3),
+    (16, 4, 8, 2),
+]
+"""Rows of a tile, warps of a block, blocks of a multiprocessor, tiles that are read at a time."""
 
 
 def milliseconds(place: Slice, stream: torch.cuda.Stream, pass_: Callable[[], object]) -> float:
@@ -113,7 +120,7 @@ def main(slices: str) -> None:
     stream = place.stream()
     print(f"a slice of {place.multiprocessors} multiprocessors; ms for twenty layers")
     print(f"torch's compiler  {twenty_layers(place, stream, fuse=False):.3f}", flush=True)
-    for (rows, warps, blocks), stages in itertools.product(CUTS, (1, 3)):
+    for rows, warps, blocks, stages in CUTS:
         with cut(rows, warps, blocks, stages):
             took = twenty_layers(place, stream, fuse=True)
         print(
