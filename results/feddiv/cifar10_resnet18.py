@@ -1,9 +1,10 @@
-"""FedDiv on CIFAR-10 with a ResNet-18 and three forks of the run, as tables and a picture.
+"""FedDiv on CIFAR-10 with a ResNet-18: two runs, and three forks of the first, as tables and a
+picture.
 
-    python results/feddiv/cifar10_resnet18.py runs/div runs/noisy-0.2 runs/back runs/persist
+    python results/feddiv/cifar10_resnet18.py "second=runs/second" "0.1=runs/div"
 
-writes cifar10-resnet18.csv and cifar10-resnet18-levels.csv from the folders of feddiv.md's four
-runs, and then draws cifar10-resnet18.png. Without folders it only draws, from the tables.
+puts these runs into cifar10-resnet18.csv and cifar10-resnet18-levels.csv, in place of what the
+tables say of them, and then draws cifar10-resnet18.png. Without folders it only draws.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from fedsieve.simulate.directory import CLIENTS, RunDirectory
 HERE = Path(__file__).parent
 ROUNDS = HERE / "cifar10-resnet18.csv"
 LEVELS = HERE / "cifar10-resnet18-levels.csv"
-BEGINNINGS = {"0.1": 0, "0.2": 955, "0.1 again": 1155, "persist": 955}
+BEGINNINGS = {"second": 0, "0.1": 0, "0.2": 955, "0.1 again": 1155, "persist": 955}
 """Rounds that a run has from the one it was forked from."""
 STYLES = {
-    "0.1": ("black", "noisy_above = 0.1"),
+    "second": ("tab:green", "second run: noisy_above = 0.1"),
+    "0.1": ("black", "first run: noisy_above = 0.1"),
     "0.2": ("tab:blue", "fork at 955: noisy_above = 0.2"),
     "0.1 again": ("tab:red", "fork of that at 1155: 0.1 again"),
     "persist": ("tab:orange", "fork at 955: persist_relabels"),
@@ -49,27 +51,33 @@ def row_of(run: str, line: dict[str, Any]) -> tuple[object, ...]:
     return (run, line["round"] + 1, line["accuracy"], *numbers)
 
 
-def level_rows(clients: Path) -> list[tuple[object, ...]]:
+def level_rows(run: str, clients: Path) -> list[tuple[object, ...]]:
     """Noise levels, block by block of rounds, where all labels are right and where they are not."""
     levels: dict[tuple[int, int], list[float]] = defaultdict(list)
+    done = 0
     with clients.open(encoding="utf-8") as file:
         for line in map(json.loads, file):
+            done = max(done, line["round"] + 1)
             if "noise_level" in line:
                 levels[line["round"] // BLOCK, line["true_rate"] > 0].append(line["noise_level"])
     rows = []
     for (block, noisy), found in sorted(levels.items()):
         numbers = (round(number, 4) for number in (fmean(found), min(found), max(found)))
         first = block * BLOCK + 1
-        last = min(first + BLOCK - 1, BEGINNINGS["0.2"])
-        rows.append((first, last, KINDS[noisy], len(found), *numbers))
+        last = min(first + BLOCK - 1, done)
+        rows.append((run, first, last, KINDS[noisy], len(found), *numbers))
     return rows
 
 
-def write(path: Path, header: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+def replace_run(path: Path, run: str, rows: list[tuple[object, ...]]) -> None:
+    """Put these rows where the table has those of the run, or at its end."""
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *held = csv.reader(file)
+    where = next((i for i, row in enumerate(held) if row[0] == run), len(held))
+    others = [row for row in held if row[0] != run]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+        writer.writerows([header, *others[:where], *rows, *others[where:]])
 
 
 def draw() -> None:
@@ -97,7 +105,7 @@ def draw() -> None:
     for top in axes[0]:
         top.axhline(PUBLISHED, color="grey", linestyle="--", linewidth=0.8)
     whole, end = axes[0]
-    whole.set(ylim=(10, 97), xlim=(0, 1180))
+    whole.set(ylim=(10, 97), xlim=(0, 1450))
     whole.set_ylabel("test accuracy, %")
     whole.annotate(f"published, best round: {PUBLISHED}", (8, 94.1), fontsize=8, color="dimgrey")
     whole.annotate(" the walk ends", (WALK, 22), fontsize=8, color="dimgrey")
@@ -110,17 +118,13 @@ def draw() -> None:
     figure.savefig(HERE / "cifar10-resnet18.png", dpi=110)
 
 
-def main(*folders: str) -> None:
-    if folders:
-        rows = [
-            row_of(name, line)
-            for (name, beginning), folder in zip(BEGINNINGS.items(), folders, strict=True)
-            for line in RunDirectory(Path(folder)).lines()
-            if line["round"] >= beginning
-        ]
-        write(ROUNDS, ("run", "round", "accuracy", *OF_CLIENTS, *DIAGNOSTICS), rows)
-        header = ("first_round", "last_round", "clients", "visits", "mean", "min", "max")
-        write(LEVELS, header, level_rows(Path(folders[0]) / CLIENTS))
+def main(*given: str) -> None:
+    for run, _, folder in (each.partition("=") for each in given):
+        lines = RunDirectory(Path(folder)).lines()
+        beginning = BEGINNINGS[run]
+        replace_run(ROUNDS, run, [row_of(run, x) for x in lines if x["round"] >= beginning])
+        if beginning == 0:
+            replace_run(LEVELS, run, level_rows(run, Path(folder) / CLIENTS))
     draw()
 
 

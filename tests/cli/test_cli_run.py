@@ -464,6 +464,15 @@ def test_rows_of_the_closing_table():
     ]
 
 
+def test_a_lost_class_in_the_closing_words(cli, monkeypatch):
+    summaries = [{"last10": 50.0, "best": 60.0, "worst_class": worst} for worst in (0.0, 3.0, 0.0)]
+    monkeypatch.setattr(command, "run", lambda *args, **kwargs: summaries.pop())
+    answer = cli("run", "tiny.toml", "--seeds", "1", "2", "--out", "x")
+    assert "1 of 2 models recognised no test image" in answer.out
+    assert "The final model recognised no" in cli("run", "tiny.toml", "--out", "y").out
+    assert "recognised" not in answer.err
+
+
 def test_unknown_truth_and_refused_updates_in_the_closing_words(cli, monkeypatch):
     summary = {"last10": 50.0, "best": 60.0, "refused_updates": 3}
     monkeypatch.setattr(command, "run", lambda *args, **kwargs: summary)

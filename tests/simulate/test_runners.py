@@ -31,10 +31,10 @@ from fedsieve.simulate.world import (
     Job,
     Result,
     World,
-    count_correct,
     initial_weights,
     make_setup,
     make_world,
+    right_by_class,
     scene_of,
 )
 from helpers import assert_same_run, assert_same_weights, tiny_recipe, with_engine
@@ -105,9 +105,11 @@ def test_workers_count_right_answers_together(workers: Workers) -> None:
     one, other = (reference()[1][k].up.weights for k in (0, 2))
     found = []
     for networks in ([one], [other], [one, other]):
-        expected = count_correct(alone.bench, networks, world.test_images, world.test_labels)
+        expected = right_by_class(
+            alone.bench, networks, world.test_images, world.test_labels, world.num_classes
+        )
         assert workers.examine(networks)() == alone.examine(networks)() == expected
-        found.append(expected)
+        found.append(sum(expected))
     assert 0 < min(found) < max(found) < len(world.test_labels)
     assert isinstance(workers.bench, type(alone.bench))
     assert_same_weights(initial_weights(setup), initial_weights(setup))

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from fedsieve.errors import FedsieveError
+from fedsieve.local.graph import GraphBench
 from fedsieve.local.slices import Slice, SlicingError, size_of_slices, thread_in
 from fedsieve.recipe import EngineConfig, Recipe, Slicing
 from fedsieve.simulate import places as places_module
@@ -136,14 +137,16 @@ def test_a_failure_meanwhile_is_told_after_the_round_and_not_blamed_on_slices(
     assert slots.sliced
 
 
-@pytest.mark.parametrize(("failure", "expected"), [(None, 7), ("CUDA error: out of memory", None)])
+@pytest.mark.parametrize(
+    ("failure", "expected"), [(None, (4, 3)), ("CUDA error: out of memory", None)]
+)
 def test_what_cannot_be_tested_in_a_slice_is_tested_on_the_whole_gpu(
-    monkeypatch: pytest.MonkeyPatch, failure: str | None, expected: int | None
+    monkeypatch: pytest.MonkeyPatch, failure: str | None, expected: tuple[int, ...] | None
 ) -> None:
     slots = Refusing("auto", failure or CANNOT_LAUNCH)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Done())
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(slots_module, "count_correct", lambda *_: 7)
+    monkeypatch.setattr(slots_module, "right_by_class", lambda *_: (4, 3))
     slots.bench = SimpleNamespace(stream=None)  # type: ignore[assignment]
     with ThreadPoolExecutor(1) as slots._examiner:
         correct = slots.examine([{}])
@@ -162,6 +165,10 @@ def test_something_else_is_done_once_while_clients_train(monkeypatch: pytest.Mon
     assert 3 <= seen[0] < 9  # every slot has begun, and clients still wait
 
 
+SLICED: Any = object()
+"""The workbench of a slot in a slice."""
+
+
 class Refusing(Slots):
     """Slots whose slices no library can work in; they train nobody."""
 
@@ -169,6 +176,7 @@ class Refusing(Slots):
         self._recipe = Recipe(engine=EngineConfig(slices=slicing))
         self._world, self._count = world_of([1]), 1
         self.sliced, self._failure = True, failure
+        self._slot = SimpleNamespace(bench=SLICED)  # type: ignore[assignment]
 
     def _train(
         self, round: int, jobs: Sequence[Job], meanwhile: Callable[[], None]
@@ -178,8 +186,10 @@ class Refusing(Slots):
             raise RuntimeError(self._failure)
         return []
 
-    def _count_correct(self, networks: Sequence[Weights]) -> int:
-        raise RuntimeError(self._failure)
+    def _examine(self, bench: GraphBench, networks: Sequence[Weights]) -> tuple[int, ...]:
+        if bench is SLICED:
+            raise RuntimeError(self._failure)
+        return super()._examine(bench, networks)
 
     def _open(self, places: Places) -> None:
         assert len(places.slots) == 1

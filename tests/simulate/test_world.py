@@ -26,16 +26,16 @@ from fedsieve.simulate.world import (
     Job,
     World,
     client_memory,
-    count_correct,
     first_unusable,
     initial_weights,
     make_setup,
     make_world,
     pick_device,
+    right_by_class,
     run_client,
     scene_of,
 )
-from fedsieve.types import Streams
+from fedsieve.types import Streams, Weights
 from helpers import assert_same_weights, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -191,8 +191,13 @@ def test_counting_what_a_model_gets_right() -> None:
     predicted = z.argmax(axis=1)
     labels = predicted.copy()
     labels[:40] = (labels[:40] + 1) % CLASSES
-    found = count_correct(bench_of(Linear), [weights], images, torch.from_numpy(labels))
-    assert found == 260
+    labels[-1] = CLASSES  # a class that the model does not know
+    found = right_by_class(
+        bench_of(Linear), [weights], images, torch.from_numpy(labels), CLASSES + 2
+    )
+    right = predicted[40:-1]
+    assert found == (*(int((right == c).sum()) for c in range(CLASSES)), 0, 0)
+    assert sum(found) == 259
     assert len(np.unique(predicted)) > 1
 
 
@@ -201,10 +206,14 @@ def test_networks_are_counted_by_what_they_say_together() -> None:
     images, weights = images_of(300), weights_of(Linear, 1)
     opposite = {name: -tensor for name, tensor in weights.items()}
     bench, labels = bench_of(Linear), torch.zeros(300, dtype=torch.int64)
-    alone = count_correct(bench, [weights], images, labels)
-    assert 0 < alone < 300
-    assert count_correct(bench, [weights, opposite], images, labels) == 300  # all 0: the first
-    assert count_correct(bench, [opposite, weights, weights], images, labels) == alone
+
+    def right(*networks: Weights) -> tuple[int, ...]:
+        return right_by_class(bench, networks, images, labels, 2)
+
+    alone = right(weights)
+    assert 0 < alone[0] < 300
+    assert right(weights, opposite) == (300, 0)  # all 0: the first
+    assert right(opposite, weights, weights) == alone
 
 
 def test_memory_for_states_is_what_is_asked_for_or_what_suits_the_device(

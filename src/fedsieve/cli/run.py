@@ -211,4 +211,11 @@ def _caption(outcomes: Sequence[Outcome]) -> str | None:
             f"{refused} updates were not finite and were left out; a smaller --sgd.lr may help "
             "(metrics.jsonl says whose)"
         )
+    lost = sum(outcome.summary.get("worst_class") == 0 for outcome in outcomes)
+    if lost:
+        whose = "The final model" if len(outcomes) == 1 else f"{lost} of {len(outcomes)} models"
+        lines.append(
+            f"{whose} recognised no test image of some class at the end; `fedsieve curves … --of "
+            "worst_class` shows since when"
+        )
     return "\n".join(lines) or None

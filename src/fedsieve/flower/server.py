@@ -44,11 +44,11 @@ from fedsieve.serial import payload_bytes
 from fedsieve.simulate.diagnose import drift
 from fedsieve.simulate.directory import METRICS, Model, RunDirectory, save_model
 from fedsieve.simulate.runners import one_thread
-from fedsieve.simulate.summary import Clock, client_means, summary_of
+from fedsieve.simulate.summary import Clock, client_means, summary_of, test_scores
 from fedsieve.simulate.world import (
-    count_correct,
     first_unusable,
     initial_weights,
+    right_by_class,
     setup_for,
 )
 from fedsieve.types import SERVER, ClientId, Metrics, Streams, Weights
@@ -106,17 +106,18 @@ class Examination:
     bench: EagerBench
     images: torch.Tensor
     labels: torch.Tensor
+    classes: int
 
     @staticmethod
     def of(data: Dataset, bench: EagerBench) -> Examination:
         images, labels = data.test_images.to(bench.device), data.test_labels.to(bench.device)
-        return Examination(bench, images, labels)
+        return Examination(bench, images, labels, len(data.classes))
 
-    def accuracy(self, networks: Sequence[Weights]) -> float:
-        """Of the networks together, in %."""
+    def scores(self, networks: Sequence[Weights]) -> dict[str, float]:
+        """Of the networks together, by name."""
         with one_thread():
-            correct = count_correct(self.bench, networks, self.images, self.labels)
-        return 100 * correct / len(self.labels)
+            right = right_by_class(self.bench, networks, self.images, self.labels, self.classes)
+        return test_scores(right, torch.bincount(self.labels, minlength=self.classes).tolist())
 
 
 @dataclass
@@ -209,7 +210,7 @@ class Engine:
         clock.lap("merge")
         line: dict[str, Any] = {"round": round}
         if self.test is not None:
-            line["accuracy"] = self.test.accuracy(self.method.networks(self.server))
+            line |= self.test.scores(self.method.networks(self.server))
         clock.lap("evaluate")
         for client in selected:
             if client not in nodes:

@@ -29,7 +29,9 @@ IRRELEVANT = ("seed", "name", "data.path")
 """Settings in which the runs of one entry may differ, besides those of the engine."""
 
 
-NUMBERS = ("last10", "best", "final", "suspect_auroc", "noise", "refused_updates")
+NUMBERS = (
+    *("last10", "best", "final", "worst_class", "suspect_auroc", "noise", "refused_updates"),
+)
 """What is read of a summary, where it is known."""
 
 

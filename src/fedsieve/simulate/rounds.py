@@ -31,7 +31,7 @@ from fedsieve.simulate.runners import InProcess, Runner, one_thread
 from fedsieve.simulate.saving import Saver
 from fedsieve.simulate.slots import Slots, fits_graphs
 from fedsieve.simulate.store import ClientStore
-from fedsieve.simulate.summary import Clock, client_means, summary_of
+from fedsieve.simulate.summary import Clock, client_means, summary_of, test_scores
 from fedsieve.simulate.workers import Workers
 from fedsieve.simulate.world import (
     Job,
@@ -68,7 +68,8 @@ class _Unfinished:
     server: Any
     """As the round left it."""
     server_metrics: Metrics
-    correct: Callable[[], int]
+    right: Callable[[], Sequence[int]]
+    """Of each class how many test images are classified as labelled, when that is known."""
     clock: Clock
 
 
@@ -235,11 +236,11 @@ class Simulation:
         for result in usable:
             self.store.put(result.client, result.state, round)
         clock.lap("merge")
-        correct = self.runner.examine(self.method.networks(self.server))
+        right = self.runner.examine(self.method.networks(self.server))
         clock.lap("evaluate")
         self.rounds_done += 1
         self.unfinished = _Unfinished(
-            round, jobs, results, refused, sent, self.server, server_metrics, correct, clock
+            round, jobs, results, refused, sent, self.server, server_metrics, right, clock
         )
         return clock.laps["train"]
 
@@ -262,7 +263,7 @@ class Simulation:
             states = {result.client: result.state for result in usable}
             diagnostics = diagnose(self.method, done.server, states, self.truth)
         clock.lap("diagnose")
-        accuracy = 100 * done.correct() / len(self.world.test_labels)
+        scores = test_scores(done.right(), self._tested)
         clock.lap("evaluate")
         every = self.recipe.engine.memorisation_every
         if self.truth is not None and every and (done.round + 1) % every == 0:
@@ -273,7 +274,7 @@ class Simulation:
         clock.lap("diagnose")
         line = {
             "round": done.round,
-            "accuracy": accuracy,
+            **scores,
             "drift": how_far,
             "clients": [job.client for job in done.jobs],
             "refused": {
@@ -292,6 +293,12 @@ class Simulation:
             self._write_client_lines(done, at_clients)
         self.unfinished = None
         return line
+
+    @functools.cached_property
+    def _tested(self) -> tuple[int, ...]:
+        """Test images of each class."""
+        labels = self.world.test_labels
+        return tuple(torch.bincount(labels, minlength=self.world.num_classes).tolist())
 
     @functools.cached_property
     def _trainable(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import torch
 
 from fedsieve.local.bench import Bench, EagerBench, Precision, Setup
 from fedsieve.recipe import Recipe
-from fedsieve.simulate.world import Job, Result, World, count_correct, run_client
+from fedsieve.simulate.world import Job, Result, World, right_by_class, run_client
 from fedsieve.types import ClientId, Weights, nothing
 
 
@@ -38,9 +38,9 @@ class Runner(Protocol):
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         """Begin what can be begun of a round in which these clients will probably take part."""
 
-    def examine(self, networks: Sequence[Weights]) -> Callable[[], int]:
+    def examine(self, networks: Sequence[Weights]) -> Callable[[], tuple[int, ...]]:
         """Begin to test the networks, which predict together; the result waits until it is known
-        how many test images they classify rightly."""
+        how many test images of each class they classify rightly."""
 
     @property
     def bench(self) -> Bench:
@@ -76,12 +76,13 @@ class InProcess:
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         pass
 
-    def examine(self, networks: Sequence[Weights]) -> Callable[[], int]:
+    def examine(self, networks: Sequence[Weights]) -> Callable[[], tuple[int, ...]]:
+        world = self.world
         with one_thread():
-            correct = count_correct(
-                self.bench, networks, self.world.test_images, self.world.test_labels
+            right = right_by_class(
+                self.bench, networks, world.test_images, world.test_labels, world.num_classes
             )
-        return lambda: correct
+        return lambda: right
 
     def close(self) -> None:
         pass

@@ -25,7 +25,7 @@ from fedsieve.local.together import ViewsTogether
 from fedsieve.recipe import Recipe
 from fedsieve.simulate.places import Places, slot_places
 from fedsieve.simulate.runners import set_gpu_arithmetic
-from fedsieve.simulate.world import Job, Result, World, count_correct, run_site
+from fedsieve.simulate.world import Job, Result, World, right_by_class, run_site
 from fedsieve.types import ClientId, Shard, Streams, Weights, nothing
 
 
@@ -206,26 +206,26 @@ class Slots:
         bench.replay(steps)
         bench.stream.synchronize()
 
-    def examine(self, networks: Sequence[Weights]) -> Callable[[], int]:
+    def examine(self, networks: Sequence[Weights]) -> Callable[[], tuple[int, ...]]:
         torch.cuda.current_stream().synchronize()
-        counting = self._examiner.submit(self._count_correct, networks)
+        counting = self._examiner.submit(lambda: self._examine(self._slot.bench, networks))
 
-        def wait() -> int:
+        def wait() -> tuple[int, ...]:
             try:
                 return counting.result()
             except RuntimeError as error:
                 if not (self.sliced and refuses_slices(error)):
                     raise
-            world = self._world  # with the whole GPU, in this thread
-            with torch.cuda.stream(self.bench.stream):
-                return count_correct(self.bench, networks, world.test_images, world.test_labels)
+            return self._examine(self.bench, networks)  # with the whole GPU, in this thread
 
         return wait
 
-    def _count_correct(self, networks: Sequence[Weights]) -> int:
-        bench: GraphBench = self._slot.bench
+    def _examine(self, bench: GraphBench, networks: Sequence[Weights]) -> tuple[int, ...]:
+        world = self._world
         with torch.cuda.stream(bench.stream):
-            return count_correct(bench, networks, self._world.test_images, self._world.test_labels)
+            return right_by_class(
+                bench, networks, world.test_images, world.test_labels, world.num_classes
+            )
 
     def close(self) -> None:
         """Give back the GPU's memory: whoever comes next in this process may need it."""

@@ -34,6 +34,8 @@ def summary_of(
             "best_round": int(accuracy.argmax()),
             "final": float(accuracy[-1]),
         }
+    if lines and "worst_class" in lines[-1]:
+        summary["worst_class"] = lines[-1]["worst_class"]
     seconds = [sum(line["seconds"].values()) for line in lines]
     return summary | {
         "bytes_up": sum(line["bytes_up"] for line in lines),
@@ -42,6 +44,13 @@ def summary_of(
         "minutes": sum(seconds) / 60,
         "device": str(device),
     }
+
+
+def test_scores(right: Sequence[int], of: Sequence[int]) -> dict[str, float]:
+    """Test accuracy in %, given how many images of each class are classified rightly: of all, and
+    of the class that is recognised worst, which is 0 where a model has lost one."""
+    shares = [some / all_ for some, all_ in zip(right, of, strict=True) if all_]
+    return {"accuracy": 100 * sum(right) / sum(of), "worst_class": 100 * min(shares)}
 
 
 def client_means(metrics: Sequence[Metrics]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from fedsieve.methods import method
 from fedsieve.recipe import Recipe
 from fedsieve.serial import decode, encode
 from fedsieve.simulate.runners import InProcess, counted
-from fedsieve.simulate.world import Job, Result, World, count_correct
+from fedsieve.simulate.world import Job, Result, World, right_by_class
 from fedsieve.types import ClientId, Metrics, Weights, nothing
 
 PRELOAD = [__name__]
@@ -95,7 +95,7 @@ class Workers:
     def look_ahead(self, round: int, probably: Callable[[], Sequence[ClientId]]) -> None:
         pass
 
-    def examine(self, networks: Sequence[Weights]) -> Callable[[], int]:
+    def examine(self, networks: Sequence[Weights]) -> Callable[[], tuple[int, ...]]:
         chunk = EVALUATION_CHUNK["cpu"]
         total = len(self._world.test_labels)
         pieces = np.array_split(np.arange(0, total, chunk), self._count)
@@ -104,9 +104,9 @@ class Workers:
         with self._named_failure():
             counts = self._pool.map(_count_in_worker, [blob] * len(ranges), ranges)
 
-        def wait() -> int:
+        def wait() -> tuple[int, ...]:
             with self._named_failure():
-                return sum(counts)
+                return tuple(map(sum, zip(*counts, strict=True)))
 
         return wait
 
@@ -214,8 +214,9 @@ def _train_in_worker(
     return encode(result.state), encode(result.up), result.metrics
 
 
-def _count_in_worker(blob: bytes, bounds: tuple[int, int]) -> int:
+def _count_in_worker(blob: bytes, bounds: tuple[int, int]) -> tuple[int, ...]:
     assert _worker is not None
-    part = slice(*bounds)
-    images, labels = _worker.world.test_images[part], _worker.world.test_labels[part]
-    return count_correct(_worker.bench, decode(_Parcel, blob).networks, images, labels)
+    world, part = _worker.world, slice(*bounds)
+    images, labels = world.test_images[part], world.test_labels[part]
+    networks = decode(_Parcel, blob).networks
+    return right_by_class(_worker.bench, networks, images, labels, world.num_classes)

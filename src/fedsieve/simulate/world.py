@@ -192,10 +192,13 @@ def _finite(tensors: list[Tensor]) -> list[bool]:
     return [next(finite) if t.is_floating_point() and t.numel() else True for t in tensors]
 
 
-def count_correct(bench: Bench, networks: Sequence[Weights], images: Tensor, labels: Tensor) -> int:
-    """How many of the images the networks together classify as labelled."""
+def right_by_class(
+    bench: Bench, networks: Sequence[Weights], images: Tensor, labels: Tensor, classes: int
+) -> tuple[int, ...]:
+    """How many of the images of each class the networks together classify as labelled."""
     raw = bench.view("raw", images, rng_for(0, 0, SERVER, "raw"))
-    return int((joint_logits(bench, networks, raw).argmax(dim=1) == labels).sum())
+    right = joint_logits(bench, networks, raw).argmax(dim=1) == labels
+    return tuple(torch.bincount(labels[right], minlength=classes).tolist())
 
 
 def client_memory(megabytes: int, device: torch.device) -> int:
