@@ -1,14 +1,8 @@
-"""All of a captured training but the capture, on a CPU: a graph's replay takes its steps one by one
-with the plan that it was made for. So what a later client's plan brings must come by the buffers.
-"""
+"""Captured trainings against the plain loop, on a CPU: all of a program but the capture."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,81 +12,24 @@ from graph_stage import GENTLE, a_plan, a_setup, assert_close, make_model
 from torch import Tensor
 
 from fedsieve.local.bench import EagerBench
-from fedsieve.local.flat import Replica
-from fedsieve.local.plan import Batch, Ema, Fitted, Net, Plan, Stepped, count_steps, schedule
-from fedsieve.local.program import Program, program_key
+from fedsieve.local.plan import Batch, Ema, Net, Plan, Stepped, count_steps
 from fedsieve.losses import cross_entropy, kl
 from fedsieve.models.weights import read_weights
-from fedsieve.types import Weights, nothing
+from fedsieve.types import Weights
+from uncaptured import Slot, recorded
 
 CPU = torch.device("cpu")
 SIDE = 8
 
 
-class Slot(EagerBench):
-    """What a program asks of a GPU's slot."""
-
-    compiles = False
-    stream = None
-    when_ready = staticmethod(nothing)
-
-    def __init__(self) -> None:
-        super().__init__(a_setup("small", SIDE), CPU)
-        self.programs: dict[Hashable, Program] = {}
-
-    def replica(self, index: int) -> Replica:
-        return Replica(self.new_model(), self.precision, trained=True)
-
-    def launch(self, graph: Recorded) -> None:
-        graph.replay()
-
-    def fit(self, plan: Plan) -> Fitted:
-        steps = schedule(len(plan.images), plan.sgd, plan.rng("batches"))
-        held = self.programs.setdefault(program_key(plan), Program(self, plan, None))  # type: ignore[arg-type]
-        return held.run(plan, steps)
-
-
-class Recorded:
-    """In place of a CUDA graph: the steps that were taken while it was made, without their work."""
-
-    def __init__(self) -> None:
-        self.steps: list[Callable[[], None]] = []
-
-    def register_generator_state(self, generator: torch.Generator) -> None:
-        pass
-
-    def replay(self) -> None:
-        for step in self.steps:
-            step()
-
-
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of batches for which a step was captured."""
-    sizes: list[int] = []
-    being_made: list[Recorded] = []
-    take = Program._train_step
+    return recorded(monkeypatch)
 
-    @contextlib.contextmanager
-    def graph(made: Recorded, **_: object) -> Iterator[None]:
-        being_made.append(made)
-        yield
-        being_made.clear()
 
-    def take_or_record(self: Program, plan: Plan, step: Any, loss: Callable[..., Any]) -> None:
-        if not being_made:
-            take(self, plan, step, loss)
-            return
-        being_made[0].steps.append(partial(take, self, plan, step, loss))
-        if being_made[0] is step.one:
-            sizes.append(step.values["label"].shape[1])
-
-    monkeypatch.setattr(Program, "_train_step", take_or_record)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=nothing))
-    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
-    return sizes
+def a_slot() -> Slot:
+    return Slot(a_setup("small", SIDE))
 
 
 def everything_loss(batch: Batch, net: Net, other: Net, frozen: Net, average: Net) -> Stepped:
@@ -156,7 +93,7 @@ def test_it_is_the_plain_loop(
     """Clients of several sizes take turns on one program, in stretches of some epochs each. The
     third has more batches in a stretch than there is room for: its step is captured anew."""
     monkeypatch.setattr("fedsieve.local.plan.IMAGES_PER_DRAW", 45)
-    slot, eager = Slot(), EagerBench(a_setup("small", SIDE), CPU)
+    slot, eager = a_slot(), EagerBench(a_setup("small", SIDE), CPU)
     plans = [everything(n, seed, tail) for n, seed in ((21, 1), (21, 2), (50, 3), (21, 1))]
     fitted = [slot.fit(plan) for plan in plans]
     for plan, mine in zip(plans, fitted, strict=True):  # none of which a later one may change
@@ -181,7 +118,7 @@ def close(one: Tensor, other: Tensor) -> None:
 def test_a_smaller_last_batch_has_room_for_one_of_each_epoch(captured: list[int]) -> None:
     """There may be as many of these sizes as a batch has samples, each with all that a step reads,
     and clients of any size share them: 16 or 1 of the batches of 8 in a stretch, one of 5."""
-    slot = Slot()
+    slot = a_slot()
     for n in (8 * 16 + 5, 8 + 5, 8 * 5 + 5):
         plan = everything(n, n, "keep", epochs=2)
         slot.fit(replace(plan, observe_after=None))
