@@ -27,12 +27,14 @@ HEADER = (
     "first_round",
     "last_round",
     "accuracy",
+    "worst_class",
     "trusted",
     "mean_level_of_right",
     "least_level_of_right",
     "least_level_of_wrong",
 )
-"""`trusted` is the share of visits; a level is δ̂ of a client whose labels are all right, or not."""
+"""Accuracies in %, of all classes and of the one recognised worst; `trusted` is the share of visits;
+a level is δ̂ of a client whose labels are all right, or not."""
 
 
 def make(data: str, out: str) -> None:
@@ -60,7 +62,10 @@ def blocks(run: RunDirectory) -> Iterator[tuple[object, ...]]:
         right = [visit["noise_level"] for visit in seen if visit["true_rate"] == 0]
         wrong = [visit["noise_level"] for visit in seen if visit["true_rate"] > 0]
         numbers = (
-            fmean(line["accuracy"] for line in rounds[first : first + BLOCK]),
+            *(
+                fmean(line[score] for line in rounds[first : first + BLOCK])
+                for score in ("accuracy", "worst_class")
+            ),
             fmean(visit["trusted"] for visit in seen),
             fmean(right),
             min(right),
