@@ -209,10 +209,10 @@ def tables_1_and_2() -> dict[str, dict[str, Recipe]]:
 
 def table_3() -> dict[str, dict[str, Recipe]]:
     files = {f"table3-{p}": {"": clothing(f"table3-{p}", q)} for p, q in PARTITIONS.items()}
-    of_two_networks = {"FL-Coteaching": COTEACHING, "FL-DivideMix": DIVIDEMIX}
     baselines: dict[str, MethodConfig] = {
         **BASELINES,
-        **{row: replace(method, second_start="head") for row, method in of_two_networks.items()},
+        "FL-Coteaching": replace(COTEACHING, second_start="head"),
+        "FL-DivideMix": replace(DIVIDEMIX, second_start="head"),
     }
     files["table3-baselines"] = {
         f"{label}-{p}": as_baseline(clothing("table3-baselines", q), method)
