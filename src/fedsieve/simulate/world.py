@@ -197,8 +197,8 @@ def right_by_class(
 ) -> tuple[int, ...]:
     """How many of the images of each class the networks together classify as labelled."""
     raw = bench.view("raw", images, rng_for(0, 0, SERVER, "raw"))
-    right = joint_logits(bench, networks, raw).argmax(dim=1) == labels
-    return tuple(torch.bincount(labels[right], minlength=classes).tolist())
+    right = (joint_logits(bench, networks, raw).argmax(dim=1) == labels).cpu()
+    return tuple(torch.bincount(labels.cpu()[right], minlength=classes).tolist())
 
 
 def client_memory(megabytes: int, device: torch.device) -> int:
