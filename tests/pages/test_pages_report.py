@@ -193,6 +193,17 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     assert names(a, other) == ["fedavg, seed 1", "fedavg, seed 2"]
 
 
+@pytest.mark.parametrize(
+    ("worst", "noticed"), [((9.0, 0.0), True), ((0.0, 0.5), False), ((None, None), False)]
+)
+def test_a_run_that_ends_without_a_class_says_so(
+    tmp_path: Path, worst: tuple[float | None, float | None], noticed: bool
+) -> None:
+    lines = {t: {"worst_class": value} for t, value in enumerate(worst) if value is not None}
+    html = report_page([write_run(tmp_path / "a", [50.0, 60.0], lines=lines)])
+    assert ("recognised no test image of some class" in html) is noticed
+
+
 def test_the_best_of_a_column_is_marked_within_one_scene_only(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", [50.0, 60.0])
     b = write_run(tmp_path / "b", [70.0, 70.0], method="fedgr")

@@ -75,6 +75,12 @@ class RunRecord:
         return max(self.accuracy, key=lambda point: point[1], default=None)
 
     @property
+    def worst_class(self) -> float | None:
+        """Accuracy in the last round on the class that was recognised worst, in %."""
+        known = self.points("worst_class")
+        return known[-1][1] if known else None
+
+    @property
     def minutes(self) -> float | None:
         laps = [line["seconds"] for line in self.lines if isinstance(line.get("seconds"), Mapping)]
         seconds = [float(lap) for parts in laps for lap in parts.values() if is_number(lap)]
