@@ -10,13 +10,14 @@ every fifth out. The second makes fashion-part.csv of the folders of feddiv.md's
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
 from fedsieve.data.sources import load
+from fedsieve.sieve.gmm import Mixture, clean_posterior
 from fedsieve.simulate.directory import CLIENTS, RunDirectory
 
 SIZE = 12_500
@@ -32,9 +33,11 @@ HEADER = (
     "mean_level_of_right",
     "least_level_of_right",
     "least_level_of_wrong",
+    "boundary",
 )
-"""Accuracies in %, of all classes and of the one recognised worst; `trusted` is the share of visits;
-a level is δ̂ of a client whose labels are all right, or not."""
+"""Accuracies in %, of all classes and of the one recognised worst; `trusted` is the share of
+visits; a level is δ̂ of a client whose labels are all right, or not; the boundary is the scaled loss
+from which the global filter judges a label wrong."""
 
 
 def make(data: str, out: str) -> None:
@@ -70,8 +73,22 @@ def blocks(run: RunDirectory) -> Iterator[tuple[object, ...]]:
             fmean(right),
             min(right),
             min(wrong),
+            fmean(boundary(line["server"]) for line in rounds[first : first + BLOCK]),
         )
         yield (seed, first + 1, first + BLOCK, *(round(number, 3) for number in numbers))
+
+
+def boundary(said: Mapping[str, float]) -> float:
+    """Between the means of the two components, where either is as likely."""
+    mixture = Mixture(
+        means=(said["mixture_mean_clean"], said["mixture_mean_noisy"]),
+        variances=(said["mixture_variance_clean"], said["mixture_variance_noisy"]),
+        shares=(said["mixture_share_clean"], 1 - said["mixture_share_clean"]),
+        converged=True,
+        iterations=0,
+    )
+    between = np.linspace(*mixture.means, 10_001, dtype=np.float32)
+    return float(between[clean_posterior(mixture, between) >= 0.5][-1])
 
 
 def main(action: str, *paths: str) -> None:
