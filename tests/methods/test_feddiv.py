@@ -908,6 +908,8 @@ CELLS = {
     "fedgr-table1-dirichlet": 7,
     "fedgr-table2-iid": 7,
     "fedgr-table2-dirichlet": 7,
+    "fedgr-table3-iid": 1,
+    "fedgr-table3-dirichlet": 1,
     "digits-dirichlet": 5,
 }
 BASELINES = {"table1": 16, "table2": 6, "table3": 8, "table4": 2}
@@ -1044,18 +1046,32 @@ def test_the_columns_of_tables_1_to_4() -> None:
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
-@pytest.mark.parametrize("table", [1, 2])
+@pytest.mark.parametrize("table", [1, 2, 3])
 def test_fedgrs_columns_have_fedgrs_scenes_and_solver(table: int, partition: str) -> None:
-    passes = {1: 5, 2: 10}[table]
+    passes = {1: 5, 2: 10, 3: 2}[table]
     for column, (recipe, cfg) in feddiv_runs(f"fedgr-table{table}-{partition}").items():
-        theirs = recipe_from_table(read_recipe(f"fedgr/table{table}-{partition}-{column}"))
-        assert recipe.scene == theirs.scene
-        assert recipe.sgd == replace(theirs.sgd, tail="keep")
-        assert recipe.clients_per_round == theirs.clients_per_round
-        walks = passes * 100 // 10  # in rounds of ten clients
-        assert cfg.warmup_passes == passes
-        assert recipe.rounds == passes * 100 + theirs.rounds - walks
-        assert cfg.eta == (0 if partition == "iid" else 1)
+        file = f"fedgr/table{table}-{partition}-{column}".removesuffix("-")
+        theirs = recipe_from_table(read_recipe(file))
+        walks = passes * theirs.scene.clients
+        assert cfg == Config(
+            preset="paper", warmup_passes=passes, eta=0 if partition == "iid" else 1
+        )
+        assert recipe == replace(
+            theirs,
+            name=f"feddiv-fedgr-table{table}-{partition}",
+            rounds=walks + theirs.rounds - walks // 10,  # a walk counts as rounds of ten clients
+            sgd=replace(theirs.sgd, tail="keep"),
+            method=cfg,
+        )
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_on_clothing1m_fedgrs_rounds_are_feddivs_own(partition: str) -> None:
+    ((recipe, cfg),) = feddiv_runs(f"fedgr-table3-{partition}").values()
+    clients, net, _, _, passes, rounds, per_round = TABLE_8["clothing1m"]
+    assert (recipe.scene.clients, recipe.model.name) == (clients, net)
+    assert (cfg.warmup_passes, recipe.clients_per_round) == (passes, per_round)
+    assert recipe.rounds == passes * clients + rounds
 
 
 def published(heading: str, row: str, part: int = 0) -> list[str]:
@@ -1118,6 +1134,13 @@ def test_the_headers_of_fedgrs_tables_give_the_published_numbers(
     columns = [column for column in recipes_of(name) if column != "clean"]
     for column, number in zip(columns, numbers[:6], strict=True):
         assert f"{column}: {number}" in shipped_recipes()[f"feddiv/{name}"]
+
+
+def test_the_headers_on_clothing1m_give_fedgrs_number() -> None:
+    for partition, row in (("iid", "T3 IID"), ("dirichlet", "T3 non-IID Dir(.3)")):
+        *_, ours, _, _ = published("FedGR Table 3", row)  # FedFixer and FedGR follow
+        text = shipped_recipes()[f"feddiv/fedgr-table3-{partition}"]
+        assert f"# Published by FedGR: {ours}, " in text
 
 
 def test_one_cell_of_a_table_can_be_asked_for() -> None:
