@@ -28,7 +28,7 @@ HEADER = (
     "first_round",
     "last_round",
     "accuracy",
-    "worst_class",
+    "worst_class_accuracy",
     "trusted",
     "mean_level_of_right",
     "least_level_of_right",
@@ -67,7 +67,7 @@ def blocks(run: RunDirectory) -> Iterator[tuple[object, ...]]:
         numbers = (
             *(
                 fmean(line[score] for line in rounds[first : first + BLOCK])
-                for score in ("accuracy", "worst_class")
+                for score in ("accuracy", "worst_class_accuracy")
             ),
             fmean(visit["trusted"] for visit in seen),
             fmean(right),

@@ -26,6 +26,7 @@ def a_report() -> GpuSpeedReport:
     return GpuSpeedReport(
         gpu="a GPU",
         eager_images_per_s=5_000.0,
+        fused_norms=False,
         engine_images_per_s=60_000.0,
         big_batch_images_per_s=90_000.0,
         kinds={
@@ -68,7 +69,9 @@ def test_numbers_page_and_screen_agree(
     assert main(["bench", "speed", "--device", "cuda", "--out", str(tmp_path)]) == 0
     assert "60,000 images/s" in capsys.readouterr().out
     assert json.loads((tmp_path / "speed-cuda.json").read_text())["steps_seconds"] == 0.9
-    assert "| engine over plain loop | 12.0 × |" in (tmp_path / "speed-cuda.md").read_text()
+    page = (tmp_path / "speed-cuda.md").read_text()
+    assert "| engine over plain loop | 12.0 × |" in page
+    assert "engine.fused_norms = false" in page
 
 
 def test_scale_has_no_device(capsys: pytest.CaptureFixture[str]) -> None:

@@ -465,12 +465,19 @@ def test_rows_of_the_closing_table():
 
 
 def test_a_lost_class_in_the_closing_words(cli, monkeypatch):
-    summaries = [{"last10": 50.0, "best": 60.0, "worst_class": worst} for worst in (0.0, 3.0, 0.0)]
-    monkeypatch.setattr(command, "run", lambda *args, **kwargs: summaries.pop())
-    answer = cli("run", "tiny.toml", "--seeds", "1", "2", "--out", "x")
-    assert "1 of 2 models recognised no test image" in answer.out
-    assert "The final model recognised no" in cli("run", "tiny.toml", "--out", "y").out
-    assert "recognised" not in answer.err
+    known = [{"last10": 50.0, "best": 60.0} for _ in range(4)]
+    known[0]["lost_class"] = known[2]["lost_class"] = "[b]shirt"
+    monkeypatch.setattr(command, "run", lambda *args, **kwargs: known.pop())
+
+    def told(*arguments: str) -> str:
+        return " ".join(cli("run", "tiny.toml", *arguments).out.split())
+
+    assert "without a class" not in told("--out", "x")
+    assert (
+        "1 of 2 runs ended without a class; fedavg-seed1's model no longer recognises any test "
+        "image of '[b]shirt' (" in told("--seeds", "1", "2", "--out", "y")
+    )
+    assert "The run ended without a class: its model no longer" in told("--out", "z")
 
 
 def test_unknown_truth_and_refused_updates_in_the_closing_words(cli, monkeypatch):

@@ -585,10 +585,19 @@ def test_a_client_with_few_noisy_samples_trains_on_all_as_labelled() -> None:
             assert torch.equal(client.trained_on, shard.labels)
 
 
-def test_exactly_the_threshold_is_still_clean() -> None:
-    shard = bright_shard(wrong=6)
-    _, _, metrics, _ = train(Config(noisy_above=0.25), shard, down_with())
+@pytest.mark.parametrize(("wrong", "share"), [(6, 6 / 24), (5, 5 / 24), (1, 1 / 24)])
+def test_exactly_the_threshold_is_still_clean(wrong: int, share: float) -> None:
+    """Neither 5/24 nor 1/24 is a float32."""
+    _, _, metrics, _ = train(Config(noisy_above=share), bright_shard(wrong), down_with())
+    assert metrics["noise_level"] == share
     assert metrics["trusted"] == 1
+
+
+def test_one_of_ten_is_not_above_a_tenth() -> None:
+    """In float32 the mean is 0.10000000149."""
+    judged = torch.arange(500) < 50
+    assert float(judged.float().mean()) > 0.1
+    assert feddiv.share_of(judged) == 0.1
 
 
 def test_an_unsure_model_relabels_nothing() -> None:

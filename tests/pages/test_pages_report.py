@@ -193,15 +193,15 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     assert names(a, other) == ["fedavg, seed 1", "fedavg, seed 2"]
 
 
-@pytest.mark.parametrize(
-    ("worst", "noticed"), [((9.0, 0.0), True), ((0.0, 0.5), False), ((None, None), False)]
-)
+@pytest.mark.parametrize(("known", "noticed"), [({"lost_class": "<b>"}, True), ({}, False)])
 def test_a_run_that_ends_without_a_class_says_so(
-    tmp_path: Path, worst: tuple[float | None, float | None], noticed: bool
+    tmp_path: Path, known: dict[str, str], noticed: bool
 ) -> None:
-    lines = {t: {"worst_class": value} for t, value in enumerate(worst) if value is not None}
-    html = report_page([write_run(tmp_path / "a", [50.0, 60.0], lines=lines)])
-    assert ("recognised no test image of some class" in html) is noticed
+    folder = write_run(tmp_path / "a", [50.0, 60.0])
+    (folder / "summary.json").write_text(json.dumps(known))
+    html = report_page([folder])
+    assert ("no longer recognises any test image of &#39;&lt;b&gt;&#39;." in html) is noticed
+    assert "<b>" not in html
 
 
 def test_the_best_of_a_column_is_marked_within_one_scene_only(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ class GpuSpeedReport:
     """What a round's training steps alone take."""
     warm_up_seconds: float
     """Compiling and capturing, once per run."""
+    fused_norms: bool
     rounds: int
     machine: Mapping[str, Any]
     title: str = "Speed on a GPU: one FedGR round, ResNet-18"
@@ -122,7 +123,7 @@ class GpuSpeedReport:
             f"{PER_ROUND} clients × {PER_CLIENT} images × {EPOCHS} epochs, batches of {BATCH}, on "
             f"{self.gpu}; medians of {self.rounds} rounds of each kind. The phase `train` holds "
             "views, proxies, pseudo labels, the teacher's pass and the steps; `merge` the mixture "
-            "and the average.",
+            f"and the average. engine.fused_norms = {str(self.fused_norms).lower()}.",
         )
 
 
@@ -207,6 +208,7 @@ def measure_speed_gpu(rounds: int = 20, *, fused_norms: bool = True) -> GpuSpeed
         kinds={"warm-up": RoundTimes.of(in_warm_up), "refining": RoundTimes.of(refining)},
         steps_seconds=steps_seconds,
         warm_up_seconds=warm_up,
+        fused_norms=fused_norms,
         rounds=rounds,
         machine=machine(),
     )

@@ -211,11 +211,17 @@ def _caption(outcomes: Sequence[Outcome]) -> str | None:
             f"{refused} updates were not finite and were left out; a smaller --sgd.lr may help "
             "(metrics.jsonl says whose)"
         )
-    lost = sum(outcome.summary.get("worst_class") == 0 for outcome in outcomes)
+    lost = [outcome for outcome in outcomes if outcome.summary.get("lost_class")]
     if lost:
-        whose = "The final model" if len(outcomes) == 1 else f"{lost} of {len(outcomes)} models"
+        first = lost[0].folder
+        if len(outcomes) == 1 or first is None:
+            whose = "The run ended without a class: its model"
+        else:
+            whose = (
+                f"{len(lost)} of {len(outcomes)} runs ended without a class; {first.name}'s model"
+            )
         lines.append(
-            f"{whose} recognised no test image of some class at the end; `fedsieve curves … --of "
-            "worst_class` shows since when"
+            f"{whose} no longer recognises any test image of {lost[0].summary['lost_class']!r} "
+            "(`fedsieve curves … --of worst_class_accuracy` shows since when)"
         )
     return "\n".join(lines) or None

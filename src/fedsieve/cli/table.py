@@ -22,7 +22,13 @@ from fedsieve.simulate.results import (
     once_per_seed,
 )
 
-FORMATS = {"last10": ".2f", "best": ".2f", "final": ".2f", "suspect_auroc": ".3f"}
+FORMATS = {
+    "last10": ".2f",
+    "best": ".2f",
+    "final": ".2f",
+    "worst_class_accuracy": ".2f",
+    "suspect_auroc": ".3f",
+}
 """What a run's summary knows, and how it is written."""
 LOGGED = ".4g"
 """How any other number is written."""
@@ -39,8 +45,9 @@ class TableOptions:
     """How the table is written. CSV has a column for the mean and one for the deviation."""
     metric: str = "last10"
     """Test accuracy in %: last10, the mean of the last 10 rounds, or that of the best or the final
-    one; suspect_auroc, the AUROC of the suspected labels; or any number from metrics.jsonl, such as
-    noise_mse, as it was logged last."""
+    one; worst_class_accuracy, the final one on the class that is recognised worst; suspect_auroc,
+    the AUROC of the suspected labels; or any number from metrics.jsonl, such as noise_mse, as it
+    was logged last."""
 
 
 def main(argv: Sequence[str]) -> int:

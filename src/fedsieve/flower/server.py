@@ -44,7 +44,7 @@ from fedsieve.serial import payload_bytes
 from fedsieve.simulate.diagnose import drift
 from fedsieve.simulate.directory import METRICS, Model, RunDirectory, save_model
 from fedsieve.simulate.runners import one_thread
-from fedsieve.simulate.summary import Clock, client_means, summary_of, test_scores
+from fedsieve.simulate.summary import Clock, client_means, scores_of, summary_of
 from fedsieve.simulate.world import (
     first_unusable,
     initial_weights,
@@ -106,18 +106,21 @@ class Examination:
     bench: EagerBench
     images: torch.Tensor
     labels: torch.Tensor
-    classes: int
+    classes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Images of each class."""
 
     @staticmethod
     def of(data: Dataset, bench: EagerBench) -> Examination:
         images, labels = data.test_images.to(bench.device), data.test_labels.to(bench.device)
-        return Examination(bench, images, labels, len(data.classes))
+        sizes = torch.bincount(data.test_labels, minlength=len(data.classes)).tolist()
+        return Examination(bench, images, labels, data.classes, tuple(sizes))
 
-    def scores(self, networks: Sequence[Weights]) -> dict[str, float]:
+    def scores(self, networks: Sequence[Weights]) -> dict[str, Any]:
         """Of the networks together, by name."""
         with one_thread():
-            right = right_by_class(self.bench, networks, self.images, self.labels, self.classes)
-        return test_scores(right, torch.bincount(self.labels, minlength=self.classes).tolist())
+            right = right_by_class(self.bench, networks, self.images, self.labels, len(self.sizes))
+        return scores_of(right, self.sizes, self.classes)
 
 
 @dataclass

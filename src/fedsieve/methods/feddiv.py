@@ -479,7 +479,7 @@ def prepare(cfg: Config, client: Client, down: Down, shard: Shard, logits: Tenso
     held = shard.labels if client.labels is None else client.labels
     p_clean = clean_probability(cfg, logits, held, down.filter)
     clean, pseudo = p_clean >= cfg.clean_threshold, logits.argmax(dim=1)
-    noise_level = float((~clean).float().mean())
+    noise_level = share_of(~clean)
     trusted = noise_level <= cfg.noisy_above
     labels, offered, kept = held, torch.ones_like(clean), held
     if not trusted:
@@ -605,7 +605,7 @@ def _remember(
         labels=lesson.kept if switches.persist_relabels else None,
         local_prediction=scores.argmax(dim=1) if keeps_prediction else None,
         p_clean=p_given,
-        noise_level=float((p_given < cfg.clean_threshold).float().mean()),
+        noise_level=share_of(p_given < cfg.clean_threshold),
         trained_on=lesson.labels.where(learnt.chosen, -1),
     )
 
@@ -674,6 +674,11 @@ def clean_probability(cfg: Config, logits: Tensor, labels: Tensor, joint: Filter
     mixture = fitted_mixture(cfg, losses, None) if joint is None else joint.mixture
     posterior = clean_posterior(mixture, losses).astype(np.float32)
     return torch.from_numpy(posterior).to(logits.device)
+
+
+def share_of(judged: Tensor) -> float:
+    """δ̂_k: the share of a client's samples that is judged so. In float32 50 of 500 exceed 0.1."""
+    return int(judged.sum()) / len(judged)
 
 
 def relabelled(clean: Tensor, logits: Tensor, zeta: float) -> Tensor:

@@ -30,7 +30,10 @@ Row: TypeAlias = Sequence[str | float | None]
 
 STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-TITLES = {"accuracy": "test accuracy, %"}
+TITLES = {
+    "accuracy": "test accuracy, %",
+    "worst_class_accuracy": "test accuracy on the worst class, %",
+}
 """What an axis calls a number, where its name would not do."""
 TRUE_RATE = "true_rate"
 

@@ -167,8 +167,11 @@ def _notices(runs: Sequence[Named]) -> list[str]:
                 f"{named.name} is {named.run.shortfall}; its numbers are those of the rounds that "
                 "it completed, and the same command that started it goes on from there."
             )
-        if named.run.worst_class == 0:
-            notices.append(f"{named.name} recognised no test image of some class in the end.")
+        if named.run.lost_class is not None:
+            notices.append(
+                f"{named.name} ended without a class: its model no longer recognises any test "
+                f"image of {named.run.lost_class!r}."
+            )
         notices += [f"{named.name}: {problem}" for problem in named.run.problems]
     return notices
 

@@ -75,10 +75,10 @@ class RunRecord:
         return max(self.accuracy, key=lambda point: point[1], default=None)
 
     @property
-    def worst_class(self) -> float | None:
-        """Accuracy in the last round on the class that was recognised worst, in %."""
-        known = self.points("worst_class")
-        return known[-1][1] if known else None
+    def lost_class(self) -> str | None:
+        """A class that the final model no longer recognises."""
+        found = (self.summary or {}).get("lost_class")
+        return found if isinstance(found, str) else None
 
     @property
     def minutes(self) -> float | None:

@@ -30,7 +30,13 @@ IRRELEVANT = ("seed", "name", "data.path")
 
 
 NUMBERS = (
-    *("last10", "best", "final", "worst_class", "suspect_auroc", "noise", "refused_updates"),
+    "last10",
+    "best",
+    "final",
+    "worst_class_accuracy",
+    "suspect_auroc",
+    "noise",
+    "refused_updates",
 )
 """What is read of a summary, where it is known."""
 

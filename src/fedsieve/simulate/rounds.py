@@ -31,7 +31,7 @@ from fedsieve.simulate.runners import InProcess, Runner, one_thread
 from fedsieve.simulate.saving import Saver
 from fedsieve.simulate.slots import Slots, fits_graphs
 from fedsieve.simulate.store import ClientStore
-from fedsieve.simulate.summary import Clock, client_means, summary_of, test_scores
+from fedsieve.simulate.summary import Clock, client_means, scores_of, summary_of
 from fedsieve.simulate.workers import Workers
 from fedsieve.simulate.world import (
     Job,
@@ -263,7 +263,7 @@ class Simulation:
             states = {result.client: result.state for result in usable}
             diagnostics = diagnose(self.method, done.server, states, self.truth)
         clock.lap("diagnose")
-        scores = test_scores(done.right(), self._tested)
+        scores = scores_of(done.right(), self._tested, self.classes)
         clock.lap("evaluate")
         every = self.recipe.engine.memorisation_every
         if self.truth is not None and every and (done.round + 1) % every == 0:
@@ -297,7 +297,7 @@ class Simulation:
     @functools.cached_property
     def _tested(self) -> tuple[int, ...]:
         """Test images of each class."""
-        labels = self.world.test_labels
+        labels = self.world.test_labels.cpu()
         return tuple(torch.bincount(labels, minlength=self.world.num_classes).tolist())
 
     @functools.cached_property

@@ -14,6 +14,10 @@ from fedsieve.types import Metrics
 
 LAST_ROUNDS = 10
 """Accuracy is reported as the mean of this many last rounds, as the papers do."""
+LEAST_IMAGES = 10
+"""Test images that a class must have for its accuracy to say anything."""
+RECOGNISED = 10.0
+"""From this accuracy on the worst class on, in %, a model has recognised all classes."""
 
 
 def summary_of(
@@ -34,8 +38,10 @@ def summary_of(
             "best_round": int(accuracy.argmax()),
             "final": float(accuracy[-1]),
         }
-    if lines and "worst_class" in lines[-1]:
-        summary["worst_class"] = lines[-1]["worst_class"]
+    if lines and "worst_class_accuracy" in lines[-1]:
+        summary["worst_class_accuracy"] = lines[-1]["worst_class_accuracy"]
+    if lost := lost_class(lines):
+        summary["lost_class"] = lost
     seconds = [sum(line["seconds"].values()) for line in lines]
     return summary | {
         "bytes_up": sum(line["bytes_up"] for line in lines),
@@ -46,11 +52,28 @@ def summary_of(
     }
 
 
-def test_scores(right: Sequence[int], of: Sequence[int]) -> dict[str, float]:
+def scores_of(right: Sequence[int], of: Sequence[int], classes: Sequence[str]) -> dict[str, Any]:
     """Test accuracy in %, given how many images of each class are classified rightly: of all, and
     of the class that is recognised worst, which is 0 where a model has lost one."""
-    shares = [some / all_ for some, all_ in zip(right, of, strict=True) if all_]
-    return {"accuracy": 100 * sum(right) / sum(of), "worst_class": 100 * min(shares)}
+    scores: dict[str, Any] = {"accuracy": 100 * sum(right) / sum(of)}
+    counted = [
+        (100 * some / all_, name)
+        for some, all_, name in zip(right, of, classes, strict=True)
+        if all_ >= LEAST_IMAGES
+    ]
+    if counted:
+        worst, name = min(counted, key=lambda each: each[0])
+        scores |= {"worst_class_accuracy": worst, "worst_class": name}
+    return scores
+
+
+def lost_class(lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """A class of which no image is recognised in the end, where all classes once were."""
+    known = [line for line in lines if "worst_class_accuracy" in line]
+    if not known or known[-1]["worst_class_accuracy"] > 0:
+        return None
+    best = max(line["worst_class_accuracy"] for line in known)
+    return str(known[-1]["worst_class"]) if best >= RECOGNISED else None
 
 
 def client_means(metrics: Sequence[Metrics]) -> dict[str, float]:
