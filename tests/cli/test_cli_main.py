@@ -118,3 +118,14 @@ def test_a_reader_that_leaves_is_no_error():
     os.close(write_end)
     assert done.stderr == b""
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_terminal_need_not_know_every_character(encoding: str) -> None:
+    """FedGR's settings have Greek names, and classes and sites may have any."""
+    done = fedsieve_process(
+        "methods", "fedgr", env={**os.environ, "PYTHONIOENCODING": encoding}, encoding=encoding
+    )
+    assert done.returncode == 0
+    assert "\\u03b1" in done.stdout
+    assert "Traceback" not in done.stderr

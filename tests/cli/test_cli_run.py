@@ -466,18 +466,18 @@ def test_rows_of_the_closing_table():
 
 def test_a_lost_class_in_the_closing_words(cli, monkeypatch):
     known = [{"last10": 50.0, "best": 60.0} for _ in range(4)]
-    known[0]["lost_class"] = known[2]["lost_class"] = "[b]shirt"
+    known[0]["lost_classes"] = known[2]["lost_classes"] = {"[b]shirt": 9}
     monkeypatch.setattr(command, "run", lambda *args, **kwargs: known.pop())
 
     def told(*arguments: str) -> str:
         return " ".join(cli("run", "tiny.toml", *arguments).out.split())
 
-    assert "without a class" not in told("--out", "x")
+    assert "no longer recognises" not in told("--out", "x")
     assert (
-        "1 of 2 runs ended without a class; fedavg-seed1's model no longer recognises any test "
-        "image of '[b]shirt' (" in told("--seeds", "1", "2", "--out", "y")
+        "1 of 2 runs have lost a class; the final model of fedavg-seed1 no longer recognises any "
+        "test image of '[b]shirt' (since round 9)" in told("--seeds", "1", "2", "--out", "y")
     )
-    assert "The run ended without a class: its model no longer" in told("--out", "z")
+    assert "The final model no longer recognises any test image of" in told("--out", "z")
 
 
 def test_unknown_truth_and_refused_updates_in_the_closing_words(cli, monkeypatch):

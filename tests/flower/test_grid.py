@@ -125,7 +125,7 @@ def test_simulator_and_federation_take_turns(tmp_path: Path) -> None:
     assert min(simulated + federated) > 0
     lines = read_lines(tmp_path / "federation" / "metrics.jsonl")
     assert [line["round"] for line in lines] == [0, 1, 2]  # one to warm up
-    for name in ("accuracy", "worst_class_accuracy", "worst_class"):
+    for name in ("accuracy", "class_accuracy", "worst_class_accuracy", "worst_class"):
         found = [line[name] for line in read_lines(tmp_path / "simulator" / "metrics.jsonl")]
         assert found == [line[name] for line in lines]
 

@@ -193,14 +193,16 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     assert names(a, other) == ["fedavg, seed 1", "fedavg, seed 2"]
 
 
-@pytest.mark.parametrize(("known", "noticed"), [({"lost_class": "<b>"}, True), ({}, False)])
-def test_a_run_that_ends_without_a_class_says_so(
-    tmp_path: Path, known: dict[str, str], noticed: bool
+@pytest.mark.parametrize(
+    ("known", "noticed"), [({"lost_classes": {"<b>": 3}}, True), ({"lost_classes": 3}, False)]
+)
+def test_a_run_that_lost_a_class_says_so(
+    tmp_path: Path, known: dict[str, object], noticed: bool
 ) -> None:
     folder = write_run(tmp_path / "a", [50.0, 60.0])
     (folder / "summary.json").write_text(json.dumps(known))
     html = report_page([folder])
-    assert ("no longer recognises any test image of &#39;&lt;b&gt;&#39;." in html) is noticed
+    assert ("any test image of &#39;&lt;b&gt;&#39; (since round 3)." in html) is noticed
     assert "<b>" not in html
 
 

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ FAILED, INTERRUPTED = 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command line; the result is the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of classes and sites may be in any script
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(arguments)
     except FedsieveError as error:

@@ -19,6 +19,7 @@ from fedsieve.cli.table import score_text
 from fedsieve.data.own.layout import refuse_inside
 from fedsieve.errors import FedsieveError, check
 from fedsieve.recipe import recipe_table
+from fedsieve.simulate.by_class import lost_in_words
 from fedsieve.simulate.control import RunInterruptedError, RunPausedError
 from fedsieve.simulate.directory import CONFIG, SUMMARY, RunDirectory
 from fedsieve.simulate.results import Arranged, Outcome, arrange, score_of
@@ -211,17 +212,12 @@ def _caption(outcomes: Sequence[Outcome]) -> str | None:
             f"{refused} updates were not finite and were left out; a smaller --sgd.lr may help "
             "(metrics.jsonl says whose)"
         )
-    lost = [outcome for outcome in outcomes if outcome.summary.get("lost_class")]
+    lost = [(o, words) for o in outcomes if (words := lost_in_words(o.summary))]
     if lost:
-        first = lost[0].folder
-        if len(outcomes) == 1 or first is None:
-            whose = "The run ended without a class: its model"
-        else:
-            whose = (
-                f"{len(lost)} of {len(outcomes)} runs ended without a class; {first.name}'s model"
-            )
-        lines.append(
-            f"{whose} no longer recognises any test image of {lost[0].summary['lost_class']!r} "
-            "(`fedsieve curves … --of worst_class_accuracy` shows since when)"
-        )
+        first, words = lost[0]
+        whose = "The final model"
+        if len(outcomes) > 1 and first.folder is not None:
+            share = f"{len(lost)} of {len(outcomes)} runs"
+            whose = f"{share} have lost a class; the final model of {first.folder.name}"
+        lines.append(f"{whose} no longer recognises any test image of {words}")
     return "\n".join(lines) or None

@@ -41,10 +41,11 @@ from fedsieve.methods import method
 from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
 from fedsieve.serial import payload_bytes
+from fedsieve.simulate.by_class import lost_in_words, scores_of
 from fedsieve.simulate.diagnose import drift
 from fedsieve.simulate.directory import METRICS, Model, RunDirectory, save_model
 from fedsieve.simulate.runners import one_thread
-from fedsieve.simulate.summary import Clock, client_means, scores_of, summary_of
+from fedsieve.simulate.summary import Clock, client_means, summary_of
 from fedsieve.simulate.world import (
     first_unusable,
     initial_weights,
@@ -86,6 +87,8 @@ def federate(grid: Grid, settings: Settings, say: Say) -> dict[str, Any]:
         summary = engine.finish()
         directory.finish(summary)
         say(f"Finished; {settings.out} holds the model and the metrics.")
+        if lost := lost_in_words(summary):
+            say(f"The final model no longer recognises any test image of {lost}.")
         return summary
 
 
@@ -363,7 +366,8 @@ class Engine:
         save_model(self.directory, self.method.weights(self.server))
         without_results = self._hand_over()
         device = torch.device("cpu") if self.test is None else self.test.bench.device
-        summary = summary_of(self.settings.recipe, self.directory.lines(), device)
+        classes = () if self.test is None else self.test.classes
+        summary = summary_of(self.settings.recipe, self.directory.lines(), classes, device)
         members = len(self.founded.members)
         return summary | {"sites": members, "without_results": without_results}
 

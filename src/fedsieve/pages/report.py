@@ -18,6 +18,7 @@ from fedsieve.pages import plot
 from fedsieve.pages.html import render
 from fedsieve.pages.plot import Series
 from fedsieve.pages.runs import RunRecord, labels_of, read_run
+from fedsieve.simulate.by_class import lost_in_words
 from fedsieve.simulate.findings import Findings, Site
 from fedsieve.simulate.results import flat
 from fedsieve.simulate.summary import LAST_ROUNDS
@@ -167,10 +168,9 @@ def _notices(runs: Sequence[Named]) -> list[str]:
                 f"{named.name} is {named.run.shortfall}; its numbers are those of the rounds that "
                 "it completed, and the same command that started it goes on from there."
             )
-        if named.run.lost_class is not None:
+        if lost := lost_in_words(named.run.summary or {}):
             notices.append(
-                f"{named.name} ended without a class: its model no longer recognises any test "
-                f"image of {named.run.lost_class!r}."
+                f"{named.name}: the final model no longer recognises any test image of {lost}."
             )
         notices += [f"{named.name}: {problem}" for problem in named.run.problems]
     return notices

@@ -75,12 +75,6 @@ class RunRecord:
         return max(self.accuracy, key=lambda point: point[1], default=None)
 
     @property
-    def lost_class(self) -> str | None:
-        """A class that the final model no longer recognises."""
-        found = (self.summary or {}).get("lost_class")
-        return found if isinstance(found, str) else None
-
-    @property
     def minutes(self) -> float | None:
         laps = [line["seconds"] for line in self.lines if isinstance(line.get("seconds"), Mapping)]
         seconds = [float(lap) for parts in laps for lap in parts.values() if is_number(lap)]

@@ -22,6 +22,7 @@ from fedsieve.methods.contract import Federation, Method
 from fedsieve.recipe import Recipe
 from fedsieve.scenes import fingerprint_of, load_scene, save_scene
 from fedsieve.serial import payload_bytes, to_device
+from fedsieve.simulate.by_class import scores_of
 from fedsieve.simulate.control import Interrupt, Reporter, RunInterruptedError, RunPausedError
 from fedsieve.simulate.diagnose import Truth, auroc, beliefs, diagnose, drift, per_client
 from fedsieve.simulate.directory import CLIENTS, METRICS, SCENE, RunDirectory, save_model
@@ -31,7 +32,7 @@ from fedsieve.simulate.runners import InProcess, Runner, one_thread
 from fedsieve.simulate.saving import Saver
 from fedsieve.simulate.slots import Slots, fits_graphs
 from fedsieve.simulate.store import ClientStore
-from fedsieve.simulate.summary import Clock, client_means, scores_of, summary_of
+from fedsieve.simulate.summary import Clock, client_means, summary_of
 from fedsieve.simulate.workers import Workers
 from fedsieve.simulate.world import (
     Job,
@@ -372,7 +373,7 @@ class Simulation:
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers; the global model is saved beside them."""
         save_model(self.directory, self.method.weights(self.server))
-        summary = summary_of(self.recipe, self.directory.lines(), self.world.device)
+        summary = summary_of(self.recipe, self.directory.lines(), self.classes, self.world.device)
         sites = self._site_labels()
         save_findings(findings_of(self.classes, sites), self.directory.path)
         if self.truth is not None:
