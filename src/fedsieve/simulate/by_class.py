@@ -40,8 +40,8 @@ def lost_classes(lines: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> 
         course = [(round, by_class[place]) for round, by_class in logged]
         seen = [(round, share) for round, share in course if share]
         if seen and course[-1][1] == 0 and max(share for _, share in seen) >= RECOGNISED:
-            last_seen, _ = seen[-1]
-            lost[name] = last_seen + 2
+            last_seen, _ = seen[-1]  # a line counts rounds from 0
+            lost[name] = last_seen + 1 + 1
     return lost
 
 
