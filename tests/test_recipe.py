@@ -12,9 +12,10 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsieve.cli.grid import expand
 from fedsieve.errors import FedsieveError
 from fedsieve.local.plan import Sgd
-from fedsieve.methods import METHODS, fedavg, fedprox
+from fedsieve.methods import METHODS, fedavg, feddiv, fedprox
 from fedsieve.models import ModelConfig
 from fedsieve.recipe import (
     Cell,
@@ -309,3 +310,24 @@ def test_a_setting_makes_the_tables_on_its_way() -> None:
 def test_a_value_has_no_settings_inside() -> None:
     with pytest.raises(FedsieveError, match=r"seed is a value, so seed\.x cannot be set"):
         with_setting({"seed": 1}, "seed.x", 2)
+
+
+# -------------------------------------------------------------------------------------- presets
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].config.presets])
+def test_another_preset_makes_a_saved_recipe_that_presets(name: str) -> None:
+    presets = list(METHODS[name].config.presets)
+    for old, new in ((old, new) for old in presets for new in presets):
+        given = {"name": name, **NEEDED.get(name, {})}
+        saved = recipe_table(recipe_from_table({"method": {**given, "preset": old}}))
+        changed = recipe_from_table(with_setting(saved, "method.preset", new))
+        assert changed == recipe_from_table({"method": {**given, "preset": new}})
+
+
+def test_a_switch_of_a_saved_recipe_that_was_set_by_itself_stays() -> None:
+    saved = recipe_table(recipe_from_table({"method": {"name": "feddiv", "xi": 0.1}}))
+    changed = recipe_from_table(with_setting(saved, "method.preset", "authors")).method
+    assert changed == feddiv.Config(preset="authors", xi=0.1)
+    (run,) = expand(saved, {"method.zeta": 0.75, "method.preset": "authors"}, ()).runs
+    assert run.recipe.method == feddiv.Config(preset="authors", xi=0.1, zeta=0.75)

@@ -19,6 +19,7 @@ from fedsieve.local.bench import Precision
 from fedsieve.local.plan import Sgd
 from fedsieve.methods import METHODS, method
 from fedsieve.methods.contract import Config as MethodConfig
+from fedsieve.methods.presets import released
 from fedsieve.models import ModelConfig
 from fedsieve.scenes import SceneConfig
 
@@ -317,7 +318,8 @@ def _variant(key: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def with_setting(table: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """`table` with the setting `path` changed; another method name drops the old settings."""
+    """`table` with the setting `path` changed; another method name drops the old settings, and
+    another preset the switches that a saved recipe has from the old one."""
     head, _, rest = path.partition(".")
     result = dict(table)
     if not rest:
@@ -327,5 +329,7 @@ def with_setting(table: Mapping[str, Any], path: str, value: Any) -> dict[str, A
     check(isinstance(inner, Mapping), f"{head} is a value, so {path} cannot be set.")
     if path == "method.name" and inner.get("name") != value:
         inner = {}
+    if path == "method.preset" and inner.get("preset") != value:
+        inner = released(method(str(inner.get("name", "fedavg"))).config, inner)
     result[head] = with_setting(inner, rest, value)
     return result

@@ -66,6 +66,13 @@ def test_fedlsr_resizes_photographs_without_cutting() -> None:
     assert view_set("fedlsr-clothing1m") == ViewSet(raw=whole, weak=whole, strong=whole, aug=aug)
 
 
+def test_feddiv_cuts_photographs_in_training_alone() -> None:
+    views, whole = view_set("feddiv-clothing1m"), Resize(224)
+    assert views.raw == whole
+    assert views.weak == Weak(padding=0, flip=True, size=224)
+    assert (views.strong, views.aug) == (StrongResized(224), Chain((whole, SimClr())))
+
+
 def test_single_augmentations_are_for_plain_training_only() -> None:
     weak: dict[str, View] = {f"rotate{d}": Rotate(float(d)) for d in (5, 15, 30)}
     weak["flip"] = Weak(padding=0, flip=True)
@@ -96,6 +103,7 @@ def test_the_flip_set_mirrors_half_of_the_images_and_does_nothing_else() -> None
         ("fedlsr-mnist", (1, 28, 28), 28),
         ("fedlsr-cifar10", (3, 32, 32), 32),
         ("fedlsr-clothing1m", (3, 256, 256), 224),
+        ("feddiv-clothing1m", (3, 256, 256), 224),
         ("flip", (3, 32, 32), 32),
         ("rotate5", (1, 28, 28), 28),
     ],

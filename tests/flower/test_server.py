@@ -28,6 +28,7 @@ from fedsieve.flower.grid import InProcessGrid
 from fedsieve.flower.messages import Hello
 from fedsieve.flower.server import first_mismatch, most_bytes
 from fedsieve.flower.settings import Settings
+from fedsieve.methods import feddiv
 from fedsieve.recipe import recipe_from_table
 from fedsieve.simulate.run import run
 
@@ -105,6 +106,14 @@ def test_the_server_app_runs_by_its_settings(tmp_path: Path) -> None:
     context = Context(1, 1, {}, RecordDict(), config)
     server.app(InProcessGrid(client.app, stage.nodes()), context)
     assert json.loads((stage.out / "summary.json").read_bytes())["rounds"] == 1
+
+
+def test_a_federation_that_ends_in_its_warm_up_says_so(tmp_path: Path) -> None:
+    """Four sites and five walks are twenty rounds."""
+    stage = Stage(tmp_path)
+    recipe = small_recipe(rounds=1)
+    stage.run(replace(recipe, method=feddiv.Config(warmup_passes=5)))
+    assert any("feddiv begins with round 21, but this run ends" in line for line in stage.said)
 
 
 def test_what_is_sent_holds_no_path_of_the_servers(tmp_path: Path) -> None:

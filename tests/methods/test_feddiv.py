@@ -716,6 +716,29 @@ def test_what_leaves_a_site_is_the_model_a_count_and_six_numbers() -> None:
     assert payload_bytes(down_with()) == 4 * 15 + 8 * 7, "here the count is the flag"
 
 
+@pytest.mark.parametrize("persist", [False, True])
+def test_the_local_filter_is_fitted_to_the_trained_model(persist: bool) -> None:
+    """Eq. 2 has θ_k, not the global θ, whose losses lead to another filter here; and the labels
+    that the client goes on with, of which six are replaced where they persist."""
+    cfg, shard = Config(eta=0.0, em_iterations=1, persist_relabels=persist), bright_shard(wrong=6)
+    down = down_with()
+    client, up, _, _ = train(cfg, shard, down, bench=make_bench(replace(SGD, lr=2.0)))
+    assert (client.labels is not None) == persist
+    labels = shard.labels if client.labels is None else client.labels
+
+    def fitted(weights: Weights, labels: Tensor) -> list[float]:
+        p = softmax(logits_of(weights, shard))
+        losses = -np.log(p[np.arange(24), labels.numpy()])
+        v = (losses - losses.min()) / (losses.max() - losses.min())
+        return [float(x) for numbers in em_by_numpy(v, FIRST_FILTER, 1) for x in numbers]
+
+    assert up.filter is not None
+    found = [*up.filter.means, *up.filter.variances, *up.filter.shares]
+    assert found == pytest.approx(fitted(up.weights, labels), rel=1e-2)
+    assert found != pytest.approx(fitted(down.weights, labels), rel=1e-1)
+    assert persist == (found != pytest.approx(fitted(up.weights, shard.labels), rel=1e-1))
+
+
 def test_a_local_filter_is_the_clients_own_mixture_and_never_travels() -> None:
     cfg = Config(filter="local", warmup_passes=0, eta=0.0)
     server = server_with(cfg)
@@ -761,15 +784,22 @@ def test_the_sampler_uses_what_the_previous_participation_predicted() -> None:
     cfg, shard = Config(preset="authors", persist_relabels=False, eta=0.0), bright_shard(wrong=6)
     remembered = torch.arange(24) % CLASSES
     remembered[4:14] = 2
-    client = replace(feddiv.init_client(cfg, shard), participations=5, local_prediction=remembered)
-    after, up, _, bench = train(cfg, shard, down_with(), client)
+    bias = torch.tensor([1e-6, 0.4, 0.599999])  # 0.2·ln(0.4/1e-6) = 2.6 for class 0
+    client = replace(
+        feddiv.init_client(cfg, shard), participations=5, local_prediction=remembered, bias=bias
+    )
+    sgd = replace(SGD, lr=1e-6)
+    after, up, _, bench = train(cfg, shard, down_with(1.0), client, bench=make_bench(sgd))
     agree = remembered == torch.arange(24) % CLASSES
     (plan,) = bench.plans
     assert plan.sgd.epochs == 3
     assert torch.equal(plan.images, shard.images[agree])
-    scores = logits_of(up.weights, shard) - 0.2 * np.log(1 / 3)
+    logits = logits_of(up.weights, shard)
+    scores = logits - 0.2 * np.log(bias.numpy())
     assert after.local_prediction is not None
     assert after.local_prediction.tolist() == scores.argmax(axis=1).tolist()
+    by_the_new_bias = logits - 0.2 * np.log(after.bias.numpy())
+    assert scores.argmax(axis=1).tolist() != by_the_new_bias.argmax(axis=1).tolist()
 
 
 def test_pseudo_labels_that_persist_are_what_later_rounds_filter() -> None:
@@ -799,6 +829,16 @@ def test_only_labels_on_which_both_models_agree_are_replaced() -> None:
     assert after.labels is not None
     replaced = (after.labels != shard.labels).nonzero().squeeze(1).tolist()
     assert replaced == [18, 19, 20, 21], "sample 21 shows class 0, which was predicted"
+
+
+def test_without_the_sampler_all_sure_labels_are_replaced() -> None:
+    """PCS is what asks both models; its ablation asks the global one alone."""
+    cfg, shard = Config(preset="authors", pcs=False, eta=0.0), bright_shard(wrong=6)
+    disagreeing = torch.zeros(24, dtype=torch.int64)
+    client = replace(feddiv.init_client(cfg, shard), local_prediction=disagreeing)
+    after, _, _, _ = train(cfg, shard, down_with(), client)
+    assert after.labels is not None
+    assert after.labels.tolist() == [i % 3 for i in range(24)]
 
 
 def test_without_relabelling_nothing_persists() -> None:
@@ -905,6 +945,7 @@ CELLS = {
     "table3": 4,
     "table4": 1,
     "table5": 1,
+    "table5-baselines": 3,
     "table6-cifar10-iid": 6,
     "table6-cifar10-non-iid": 7,
     "table6-cifar100-iid": 6,
@@ -1028,17 +1069,90 @@ def test_the_papers_settings(name: str) -> None:
         assert noise.kind == "none" or (noise.clients, noise.samples) == ("bernoulli",) * 2
 
 
-def test_the_rows_of_table_6() -> None:
-    paper = Config(warmup_passes=5, eta=1.0)
-    rows = {cell: cfg for cell, (_, cfg) in feddiv_runs("table6-cifar10-non-iid").items()}
-    assert rows == {
-        "FedDiv": paper,
-        "Degraded": replace(paper, filter="degraded"),
-        "Local filter": replace(paper, filter="local"),
-        "w/o Relab. & w/o PCS": replace(paper, relabel=False, pcs=False),
-        "w/o PCS": replace(paper, pcs=False),
-        "w/o PCS.debias": replace(paper, xi=0.0),
-        "w/o L_reg": replace(paper, eta=0.0),
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
+    "FedDiv": {},
+    "Degraded": {"filter": "degraded"},
+    "Local filter": {"filter": "local"},
+    "w/o Relab. & w/o PCS": {"relabel": False, "pcs": False},
+    "w/o PCS": {"pcs": False},
+    "w/o PCS.debias": {"xi": 0.0},
+    "w/o L_reg": {"eta": 0.0},
+}
+"""Table 6; the last row has numbers for clients that differ only."""
+
+
+@pytest.mark.parametrize(
+    ("column", "passes", "eta"),
+    [
+        ("cifar10-iid", 5, 0.0),
+        ("cifar10-non-iid", 5, 1.0),
+        ("cifar100-iid", 10, 0.0),
+        ("cifar100-non-iid", 10, 1.0),
+    ],
+)
+def test_the_rows_of_table_6(column: str, passes: int, eta: float) -> None:
+    paper = Config(warmup_passes=passes, eta=eta)
+    rows = {cell: cfg for cell, (_, cfg) in feddiv_runs(f"table6-{column}").items()}
+    expected = {row: replace(paper, **changes) for row, changes in ABLATIONS.items()}
+    if eta == 0:
+        del expected["w/o L_reg"]
+    assert rows == expected
+
+
+def test_the_rows_of_the_figures() -> None:
+    filters = {row: ABLATIONS[row] for row in ("FedDiv", "Degraded", "Local filter")}
+    for name, eta in (("figure3", 1.0), ("figure4", 1.0), ("figure5", 0.0)):
+        runs = feddiv_runs(name)
+        paper = Config(warmup_passes=runs["FedDiv"][1].warmup_passes, eta=eta)
+        rows = {row: cfg for row, (_, cfg) in runs.items()}
+        assert rows == {row: replace(paper, **changes) for row, changes in filters.items()}
+    zetas = [cfg.zeta for _, cfg in feddiv_runs("figure8").values()]
+    assert zetas == [0.0, 0.25, 0.5, 0.75, 1.0] * 2
+
+
+SCENES = {
+    "table6-cifar10-iid": ("table1", "rho0.8-tau0.0"),
+    "table6-cifar10-non-iid": ("table2", "p0.3-alpha10"),
+    "table6-cifar100-iid": ("table3", "rho0.8-tau0.5"),
+    "table6-cifar100-non-iid": ("table4", ""),
+    "figure3": ("table4", ""),
+    "figure4": ("table2", "p0.3-alpha10"),
+    "figure5": ("table3", "rho0.4-tau0.5"),
+    "figure8": ("table1", "rho0.8-tau0.0"),
+}
+"""The cell of a table on which an ablation or a figure was made; Fig. 8 has a second scene."""
+
+
+@pytest.mark.parametrize("name", list(SCENES))
+def test_ablations_and_figures_have_the_scene_of_a_table(name: str) -> None:
+    table, cell = SCENES[name]
+    expected, second = recipes_of(table)[cell], recipes_of("table2")["p0.3-alpha10"]
+    for label, recipe in recipes_of(name).items():
+        cell_of_table = second if name == "figure8" and label.startswith("p0.3") else expected
+        assert recipe.scene == cell_of_table.scene
+        assert recipe.data == cell_of_table.data
+
+
+def test_the_baselines_of_table_5_have_its_scene_images_and_solver() -> None:
+    (ours,) = recipes_of("table5").values()
+    assert ours.data.views == "feddiv-clothing1m"
+    rows = recipes_of("table5-baselines")
+    for recipe in rows.values():
+        method, rounds = recipe.method, recipe.rounds
+        assert recipe == replace(ours, name="feddiv-table5-baselines", method=method, rounds=rounds)
+    assert {row: (r.method, r.rounds) for row, r in rows.items()} == {
+        "FedCorr": (
+            fedcorr.Config(
+                preset="authors",
+                iterations=2,
+                fine_tuning_rounds=50,
+                relabel_share=0.8,
+                confidence=0.9,
+            ),
+            2 * 500 + 50 + 50,
+        ),
+        "RoFL": (rofl.Config(forget_rate=0.39, pseudo_label_round=10), 200),
+        "ARFL": (arfl.Config(), 200),
     }
 
 

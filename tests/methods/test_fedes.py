@@ -182,6 +182,22 @@ def test_qualities_are_the_scaled_distances(indicator: Any, direction: Any) -> N
     assert metrics["positive_distances"] == np.mean([value > 0 for value in d.values()])
 
 
+def test_equal_means_have_no_sign() -> None:
+    """Eq. 10: sgn(0) = 0. g_0 = (0, 4), g_1 = (2, 2) and g_s = (1, 3) have the mean 2, and both
+    clients the distance 1."""
+    start = {"w": torch.ones(2)}
+    ups = {
+        k: Up({"w": start["w"] + torch.tensor(update)}, 1, 1, ("w",))
+        for k, update in enumerate([[0.0, 4.0], [2.0, 2.0]])
+    }
+    for indicator, quality in (("signed_emd", [1.0, 1.0]), ("emd", [1.0, 1.0])):
+        cfg = Config(indicator=indicator, pretrain_rounds=1)  # type: ignore[arg-type]
+        server = init_server(cfg, start, federation((1, 1), 2))
+        after, metrics = merge(cfg, server, 0, ups)
+        assert [after.qualities[k] for k in (0, 1)] == quality
+        assert metrics["positive_distances"] == (indicator == "emd")
+
+
 def test_the_sign_comes_from_the_means() -> None:
     """g_0 = (1, 0 …) is smaller than g_s in the mean, so its distance counts as negative.
 

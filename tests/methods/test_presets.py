@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import pytest
 
 from fedsieve.errors import FedsieveError
 from fedsieve.methods import contract
-from fedsieve.methods.presets import check_choices, fill_in, switches_of
+from fedsieve.methods.presets import check_choices, fill_in, released, switches_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ PRESETS = {"plain": Switches(1, "red"), "fancy": Switches(7, "blue")}
 
 @dataclass(frozen=True, kw_only=True)
 class Config(contract.Config):
+    presets = PRESETS
     name: Literal["thing"] = "thing"
     preset: Literal["plain", "fancy"] = "plain"
     depth: int | None = None
@@ -31,7 +32,7 @@ class Config(contract.Config):
     rate: float = 0.5
 
     def __post_init__(self) -> None:
-        fill_in(self, PRESETS)
+        fill_in(self)
         check_choices(self)
 
 
@@ -44,6 +45,21 @@ def test_what_is_left_out_comes_from_the_preset() -> None:
 def test_what_no_preset_has_may_stay_open() -> None:
     assert Config().shape is None
     assert Config(shape="round").shape == "round"
+
+
+def test_a_saved_configuration_takes_another_preset_for_what_it_had_from_the_old_one() -> None:
+    saved = asdict(Config(depth=3, rate=0.25))
+    rest = {"name": "thing", "preset": "plain", "depth": 3, "shape": None, "rate": 0.25}
+    assert released(Config, saved) == rest
+    again = Config(**{**rest, "preset": "fancy"})  # type: ignore[arg-type]
+    assert (again.depth, again.colour, again.rate) == (3, "blue", 0.25)
+
+
+def test_what_a_recipe_names_was_chosen() -> None:
+    """Not every switch is named, so this was written by a person: red is what they want."""
+    written = {"name": "thing", "preset": "plain", "colour": "red"}
+    assert released(Config, written) == written
+    assert released(contract.Config, {"name": "thing"}) == {"name": "thing"}
 
 
 @pytest.mark.parametrize(

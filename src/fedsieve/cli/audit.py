@@ -122,6 +122,9 @@ class OneBar:
             self._inner.started(whole, self._out, self._before + rounds_done)
             self._is_shown = True
 
+    def cautioned(self, sentence: str) -> None:
+        self._inner.cautioned(sentence)
+
     def trained_clients(self, done: int, of: int) -> None:
         self._inner.trained_clients(done, of)
 

@@ -273,9 +273,10 @@ def _with_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> d
     for path in _changed(table, overrides):
         result = with_setting(result, _table_of(path), {})
         result = with_setting(result, path, overrides[path])
-    for path, value in overrides.items():
+    # A preset first: the switches that are given besides it hold.
+    for path in sorted(overrides, key=lambda path: path != "method.preset"):
         if path not in SELECTORS and _has(result, path):
-            result = with_setting(result, path, value)
+            result = with_setting(result, path, overrides[path])
     return result
 
 

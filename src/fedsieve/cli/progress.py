@@ -125,6 +125,9 @@ class Bars:
         )
         self._forecast.started(recipe, rounds_done)
 
+    def cautioned(self, sentence: str) -> None:
+        self._progress.console.print(sentence)
+
     def trained_clients(self, done: int, of: int) -> None:
         told = self._forecast.clients(done, of)
         if told is None:
@@ -177,6 +180,9 @@ class Lines:
         self._write(f"{self._name}: {recipe.rounds} rounds of {recipe.method.name}{after}")
         self._forecast.started(recipe, rounds_done)
         self._has_told_clients = False
+
+    def cautioned(self, sentence: str) -> None:
+        self._write(f"{self._name}: {sentence}")
 
     def trained_clients(self, done: int, of: int) -> None:
         told, now = self._forecast.clients(done, of), self._clock()

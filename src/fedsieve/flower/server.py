@@ -168,10 +168,13 @@ class Engine:
         charter, chosen = founded.charter, method(recipe.method.name)
         whole = _with_charter(recipe, founded)
         setup = setup_for(whole, charter.shape, len(charter.classes))
+        federation = Federation(
+            founded.sizes, recipe.clients_per_round, recipe.rounds, len(charter.classes)
+        )
+        caution = chosen.all_warm_up(recipe.method, federation)
+        if caution is not None:
+            say(caution)
         if checkpoint is None:
-            federation = Federation(
-                founded.sizes, recipe.clients_per_round, recipe.rounds, len(charter.classes)
-            )
             server = chosen.init_server(recipe.method, initial_weights(setup), federation)
         else:
             server = directory.load_server(checkpoint, chosen.server)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -28,6 +29,8 @@ from fedsieve.types import SERVER, ClientId, Metrics, Shard, Streams, Weights, r
 class Config:
     """Base of every method's hyper-parameters; a subclass validates its values when made."""
 
+    presets: ClassVar[Mapping[Any, Any]] = MappingProxyType({})
+    """By its name, what each value of a field `preset` gives to the fields that are left out."""
     name: str
     """Name of the method; a subclass fixes it as its default."""
 
@@ -98,6 +101,11 @@ class Merge(Protocol):
     ) -> tuple[Any, Metrics]: ...
 
 
+class Begins(Protocol):
+    def __call__(self, cfg: Any, federation: Federation) -> int:
+        """The first round, counted from 0, that is not a warm-up."""
+
+
 class Suspect(Protocol):
     def __call__(
         self, cfg: Any, client: Any, down: Any, shard: Shard, bench: Bench
@@ -140,6 +148,11 @@ class LocalWeights(Protocol):
 
 class LocalPeers(Protocol):
     def __call__(self, up: Any) -> tuple[Weights, ...]: ...
+
+
+def begins_at_once(cfg: Any, federation: Federation) -> int:
+    """A method without a warm-up."""
+    return 0
 
 
 def weights_of(up: Any) -> Weights:
@@ -199,6 +212,19 @@ class Method:
     """The weights of further global networks, which are evaluated together with `weights`."""
     local_peers: LocalPeers = no_local_peers
     """The weights of a client's further networks, which must fit the global ones."""
+    begins: Begins = begins_at_once
+    """When the warm-up is over, for a word of caution where a run is shorter than that."""
+
+    def all_warm_up(self, cfg: Config, federation: Federation) -> str | None:
+        """A sentence for someone whose run ends before its method begins; None where it does."""
+        begins = self.begins(cfg, federation)
+        if begins < federation.rounds:
+            return None
+        return (
+            f"{self.name} begins with round {begins + 1}, but this run ends after round "
+            f"{federation.rounds}: all of it is warm-up. Give it more rounds (--rounds), or "
+            f"shorten the warm-up (`fedsieve methods {self.name}` lists its settings)."
+        )
 
     def networks(self, server: Any) -> tuple[Weights, ...]:
         """All global networks: what they predict together is what is evaluated."""

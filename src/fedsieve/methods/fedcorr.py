@@ -98,6 +98,7 @@ PRESETS: Mapping[Preset, Switches] = MappingProxyType(
 class Config(contract.Config):
     """Defaults are the paper's for CIFAR-10."""
 
+    presets = PRESETS
     name: Literal["fedcorr"] = "fedcorr"
 
     iterations: int = 5
@@ -149,7 +150,7 @@ class Config(contract.Config):
     fine-tuning")."""
 
     def __post_init__(self) -> None:
-        fill_in(self, PRESETS)
+        fill_in(self)
         check_choices(self)
         least = {"iterations": 0, "walk_clients": 1, "fine_tuning_rounds": 0, "neighbours": 2}
         for name, smallest in least.items():

@@ -146,6 +146,7 @@ PRESETS: Mapping[Preset, Switches] = MappingProxyType(
 class Config(contract.Config):
     """Defaults are the paper's for CIFAR-10 with clients that differ (Table 8)."""
 
+    presets = PRESETS
     name: Literal["feddiv"] = "feddiv"
 
     warmup_passes: int = 5
@@ -218,7 +219,7 @@ class Config(contract.Config):
     """False trains on all of D^clean ∪ D^relab ("w/o PCS")."""
 
     def __post_init__(self) -> None:
-        fill_in(self, PRESETS)
+        fill_in(self)
         check_choices(self)
         for name in ("warmup_passes", "em_iterations", "clean_only_rounds"):
             value = getattr(self, name)
@@ -326,8 +327,12 @@ def init_server(cfg: Config, weights: Weights, federation: Federation) -> Server
     return Server(weights, federation, FIRST_FILTER, cache={})
 
 
+def warm_up_rounds(cfg: Config, federation: Federation) -> int:
+    return cfg.warmup_passes * federation.clients
+
+
 def in_warm_up(cfg: Config, federation: Federation, round: int) -> bool:
-    return round < cfg.warmup_passes * federation.clients
+    return round < warm_up_rounds(cfg, federation)
 
 
 def select(cfg: Config, server: Server, round: int, rng: Streams) -> tuple[ClientId, ...]:
@@ -491,7 +496,8 @@ def prepare(cfg: Config, client: Client, down: Down, shard: Shard, logits: Tenso
         )
         labels, offered = held.where(clean, pseudo), clean | sure if adds_relabelled else clean
         if switches.persist_relabels and cfg.relabel:
-            kept = pseudo.where(sure & _first_agreement(cfg, client, logits, pseudo), held)
+            agreed = _first_agreement(cfg, client, logits, pseudo) if cfg.pcs else sure
+            kept = pseudo.where(sure & agreed, held)
     return Lesson(
         logits=logits,
         held=held,
@@ -792,4 +798,5 @@ METHOD = Method(
     sieve=sieve,
     refined=refined,
     own_sieve=own_sieve,
+    begins=warm_up_rounds,
 )

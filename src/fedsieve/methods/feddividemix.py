@@ -55,7 +55,7 @@ from fedsieve.local.bench import Bench
 from fedsieve.local.plan import Batch, Fitted, Net, Plan, count_steps
 from fedsieve.losses import cross_entropy, soft_cross_entropy
 from fedsieve.methods import contract, fedavg, fedcoteaching
-from fedsieve.methods.contract import Sieved
+from fedsieve.methods.contract import Federation, Sieved
 from fedsieve.methods.fedcoteaching import SecondStart, Server, Up
 from fedsieve.methods.feddiv import scaled, uniform_prior
 from fedsieve.methods.fedlsr import sharpened
@@ -142,6 +142,10 @@ class Down:
 
 
 # ---------------------------------------------------------------------------------------- server
+
+
+def warm_up_rounds(cfg: Config, federation: Federation) -> int:
+    return cfg.warmup_rounds
 
 
 def send(cfg: Config, server: Server, round: int, client: ClientId) -> Down:
@@ -357,4 +361,5 @@ METHOD = replace(
     train=train,
     own_sieve=own_sieve,
     refined=refined_labels,
+    begins=warm_up_rounds,
 )

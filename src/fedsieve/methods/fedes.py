@@ -232,6 +232,11 @@ def pretrain_rounds(cfg: Config, federation: Federation) -> int:
     return cfg.pretrain_passes * rounds_per_pass(federation)
 
 
+def first_estimate(cfg: Config, federation: Federation) -> int:
+    """The round that completes the estimation of the qualities."""
+    return pretrain_rounds(cfg, federation) - 1
+
+
 def is_estimating(cfg: Config, federation: Federation, round: int) -> bool:
     """Whether the updates of this round are judged: those of the last pass of stage 1.
 
@@ -521,4 +526,5 @@ METHOD = replace(
     train=train,
     merge=merge,
     sieve=sieve,
+    begins=first_estimate,
 )

@@ -142,6 +142,7 @@ yourself there)."""
 class Config(contract.Config):
     """Defaults are the paper's for CIFAR-10 (Table 17)."""
 
+    presets = PRESETS
     name: Literal["fedgr"] = "fedgr"
 
     warmup_rounds: int | None = None
@@ -213,7 +214,7 @@ class Config(contract.Config):
     """False keeps every q as the warm-up left it."""
 
     def __post_init__(self) -> None:
-        fill_in(self, PRESETS)
+        fill_in(self)
         check_choices(self)
         alpha, passes = self.warmup_rounds, self.warmup_passes
         check(alpha is None or alpha >= 0, f"method.warmup_rounds must be at least 0, not {alpha}.")
@@ -902,4 +903,5 @@ METHOD = Method(
     sieve=sieve,
     refined=refined,
     own_sieve=own_sieve,
+    begins=warm_up_rounds,
 )

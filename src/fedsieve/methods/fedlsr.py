@@ -84,6 +84,7 @@ WARM_UP_SHARE = 0.2
 class Config(contract.Config):
     """Defaults are what the paper recommends for all noise levels (section 5), without LSR+."""
 
+    presets = PRESETS
     name: Literal["fedlsr"] = "fedlsr"
 
     gamma: float = 0.4
@@ -127,7 +128,7 @@ class Config(contract.Config):
     """LSR+: the mean entropy of p1 and p2, or that of softmax(q1), the softmax of a softmax."""
 
     def __post_init__(self) -> None:
-        fill_in(self, PRESETS)
+        fill_in(self)
         check_choices(self)
         for name in ("gamma", "lambda_e"):
             value = getattr(self, name)

@@ -98,6 +98,7 @@ PRESETS: Mapping[Preset, Switches] = MappingProxyType(
 class Config(contract.Config):
     """Defaults are the paper's."""
 
+    presets = PRESETS
     name: Literal["fednoro"] = "fednoro"
 
     warmup_rounds: int = 10
@@ -132,7 +133,7 @@ class Config(contract.Config):
     ones."""
 
     def __post_init__(self) -> None:
-        fill_in(self, PRESETS)
+        fill_in(self)
         check_choices(self)
         for name in ("warmup_rounds", "ramp_from"):
             value = getattr(self, name)
@@ -488,4 +489,5 @@ METHOD = replace(
     train=train,
     merge=merge,
     sieve=sieve,
+    begins=first_round_of_stage_two,
 )

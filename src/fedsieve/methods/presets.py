@@ -13,16 +13,30 @@ from fedsieve.methods.contract import Config
 T = TypeVar("T")
 
 
-def fill_in(config: Config, presets: Mapping[Any, Any]) -> None:
+def fill_in(config: Config) -> None:
     """Give every switch that was left out (None) the value of the preset that `config` names.
 
     Called when a configuration is made, so that a saved one says what ran.
     """
-    preset = getattr(config, "preset")  # noqa: B009
+    presets, preset = config.presets, getattr(config, "preset")  # noqa: B009
     check(preset in presets, _one_of("preset", tuple(presets), preset))
     for switch in dataclasses.fields(presets[preset]):
         if getattr(config, switch.name) is None:
             object.__setattr__(config, switch.name, getattr(presets[preset], switch.name))
+
+
+def released(kind: type[Config], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a saved configuration, ready for another preset: without the switches that
+    have the value of the present one. Settings that do not name every switch are no saved ones, and
+    what they name was chosen."""
+    preset = kind.presets.get(settings.get("preset"))
+    if preset is None:
+        return dict(settings)
+    switches = dataclasses.asdict(preset)
+    if not switches.keys() <= settings.keys():
+        return dict(settings)
+    absent = object()
+    return {n: value for n, value in settings.items() if value != switches.get(n, absent)}
 
 
 def switches_of(config: Config, kind: type[T]) -> T:

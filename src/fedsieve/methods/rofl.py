@@ -98,6 +98,7 @@ PRESETS: Mapping[Preset, Switches] = MappingProxyType(
 class Config(contract.Config):
     """The share of wrong labels must be known; the other defaults are those for CIFAR-10."""
 
+    presets = PRESETS
     name: Literal["rofl"] = "rofl"
 
     forget_rate: float
@@ -128,7 +129,7 @@ class Config(contract.Config):
     cropped and flipped ones."""
 
     def __post_init__(self) -> None:
-        fill_in(self, PRESETS)
+        fill_in(self)
         check_choices(self)
         check(
             0 <= self.forget_rate < 1,

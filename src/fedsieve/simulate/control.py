@@ -18,6 +18,9 @@ class Reporter(Protocol):
 
     def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None: ...
 
+    def cautioned(self, sentence: str) -> None:
+        """What someone should know of the run that has just started."""
+
     def trained_clients(self, done: int, of: int) -> None:
         """So many clients of the round that goes on are trained."""
 
@@ -28,6 +31,9 @@ class Silent:
     """A reporter that says nothing."""
 
     def started(self, recipe: Recipe, path: Path, rounds_done: int) -> None:
+        pass
+
+    def cautioned(self, sentence: str) -> None:
         pass
 
     def trained_clients(self, done: int, of: int) -> None:

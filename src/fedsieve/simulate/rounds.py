@@ -93,6 +93,8 @@ class Simulation:
     rounds_done: int
     fastest_round: float = float("inf")
     unfinished: _Unfinished | None = None
+    caution: str | None = None
+    """What someone should know of this run before it trains."""
 
     @staticmethod
     def open(recipe: Recipe, directory: RunDirectory, data: Dataset) -> Simulation:
@@ -114,13 +116,13 @@ class Simulation:
         world = make_world(data, scene, device)
         setup = make_setup(recipe, data)
         chosen = method(recipe.method.name)
+        federation = Federation(
+            tuple(int(n) for n in scene.sizes),
+            recipe.clients_per_round,
+            recipe.rounds,
+            len(data.classes),
+        )
         if checkpoint is None:
-            federation = Federation(
-                tuple(int(n) for n in scene.sizes),
-                recipe.clients_per_round,
-                recipe.rounds,
-                len(data.classes),
-            )
             server = chosen.init_server(recipe.method, initial_weights(setup), federation)
         else:
             server = directory.load_server(checkpoint, chosen.server)
@@ -155,6 +157,7 @@ class Simulation:
             saver=Saver(directory, store, device),
             server=to_device(server, device),
             rounds_done=checkpoint.rounds_done if checkpoint else 0,
+            caution=chosen.all_warm_up(recipe.method, federation),
         )
 
     def go_on(self, reporter: Reporter, interrupt: Interrupt, may_fork_out: bool) -> None:

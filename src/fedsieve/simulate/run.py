@@ -55,6 +55,8 @@ def run(
         try:
             save_labels(labels, out)  # not before: a folder that is refused has its own
             reporter.started(recipe, out, simulation.rounds_done)
+            if simulation.caution is not None:
+                reporter.cautioned(simulation.caution)
             with Interrupt() as interrupt, simulation.saver as saver:
                 simulation.go_on(reporter, interrupt, may_fork_out)
                 summary = simulation.summary()

@@ -80,6 +80,13 @@ _PRESETS: Mapping[str, ViewSet] = {
     "fedlsr-clothing1m": ViewSet(
         raw=_RESIZED, weak=_RESIZED, strong=_RESIZED, aug=Chain((_RESIZED, SimClr()))
     ),
+    # FedDiv and FedCorr test on whole images, made smaller, instead of their middle.
+    "feddiv-clothing1m": ViewSet(
+        raw=_RESIZED,
+        weak=Weak(padding=0, size=_CLOTHING_SIDE),
+        strong=StrongResized(_CLOTHING_SIDE),
+        aug=Chain((_RESIZED, SimClr())),
+    ),
     # What FedLSR's Table 1 trains plain FedAvg on.
     "flip": ViewSet(weak=Weak(padding=0)),
     "rotate5": ViewSet(weak=Rotate(5.0)),
