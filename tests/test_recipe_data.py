@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,14 @@ import pytest
 from fedsieve.data.sources.digits import load_digits
 from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError
-from fedsieve.recipe import identity, recipe_from_table, recipe_table
+from fedsieve.recipe import (
+    cells,
+    identity,
+    recipe_from_table,
+    recipe_table,
+    shipped_recipes,
+    with_setting,
+)
 from fedsieve.simulate.world import make_setup
 from helpers import tiny_recipe
 
@@ -45,6 +54,8 @@ def test_they_belong_to_the_run() -> None:
         ({"mean": [0.5], "std": [0.0]}, "cannot normalise images"),
         ({"mean": [math.inf], "std": [1.0]}, "cannot normalise images"),
         ({"mean": [0.1], "std": [math.nan]}, "cannot normalise images"),
+        ({"path": "x"}, "^digits is built in and takes no path; leave it out"),
+        ({"source": "digits", "path": "x"}, "^digits is built in and takes no path"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -56,3 +67,34 @@ def test_there_must_be_one_number_per_channel() -> None:
     recipe = tiny_recipe(data={"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]})
     with pytest.raises(FedsieveError, match="one number for each of the 1 channels"):
         make_setup(recipe, load_digits())
+
+
+def test_a_sweep_may_mix_sources_with_files_and_without() -> None:
+    table = {
+        "data": {"path": "files"},
+        "sweep": {"data.source": ["mnist", "digits", "cifar10"]},
+    }
+    recipes = [recipe_from_table(cell.table) for cell in cells(table)]
+    assert [recipe.data.path for recipe in recipes] == [Path("files"), None, Path("files")]
+    saved = [recipe_from_table(recipe_table(recipe)) for recipe in recipes]
+    assert saved == recipes
+
+
+def test_an_embedded_source_drops_the_path_of_the_one_before_it() -> None:
+    table = {"data": {"source": "mnist", "path": "files", "views": "flip"}}
+    digits = with_setting(table, "data.source", "digits")
+    assert digits == {"data": {"source": "digits", "views": "flip"}}
+    assert with_setting(table, "data.source", "cifar10")["data"]["path"] == "files"
+    with pytest.raises(FedsieveError, match="digits is built in and takes no path"):
+        recipe_from_table(with_setting(digits, "data.path", "elsewhere"))
+
+
+def test_no_shipped_recipe_gives_an_embedded_source_a_path() -> None:
+    recipes = [
+        recipe_from_table(cell.table)
+        for text in shipped_recipes().values()
+        for cell in cells(tomllib.loads(text))
+    ]
+    embedded = [recipe for recipe in recipes if recipe.data.source == "digits"]
+    assert embedded
+    assert all(recipe.data.path is None for recipe in embedded)

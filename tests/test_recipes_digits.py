@@ -55,7 +55,8 @@ def test_these_are_the_scenes() -> None:
 @pytest.mark.parametrize("scene", SCENES)
 def test_every_registered_method_takes_part_once(scene: str) -> None:
     assert len(cells(read_recipe(f"digits/{scene}"))) == len(METHODS)
-    assert set(runs(scene)) == set(METHODS)
+    missing = set(METHODS) - set(runs(scene))
+    assert not missing, f"recipes/digits/{scene}.toml has no entry in its sweep for {missing}"
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -90,7 +91,7 @@ def test_forget_rates_are_the_expected_share_of_wrong_labels(scene: str) -> None
 def test_between_scenes_a_method_changes_only_what_its_paper_changes() -> None:
     """Forget rates by noise; FedDiv's η, FedGR's preset, FedLSR's distance by partition."""
     by_scene = {scene: runs(scene) for scene in SCENES}
-    for name in METHODS:
+    for name in by_scene["clean"]:
         seen = {by_scene[scene][name].method for scene in SCENES}
         expected = {"fedcoteaching": 3, "rofl": 3, "feddiv": 2, "fedgr": 2, "fedlsr": 2}
         assert len(seen) == expected.get(name, 1)

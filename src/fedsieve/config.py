@@ -17,6 +17,9 @@ from fedsieve.errors import FedsieveError
 
 T = TypeVar("T")
 
+OPTION = {"option": True}
+"""Metadata of a field without a default that a command line must give by its name."""
+
 
 def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     """An instance of the dataclass `cls`; unknown keys and wrong types are refused by name."""
@@ -26,7 +29,12 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
         if key not in names:
             raise FedsieveError(unknown_key(_join(where, key), key, names))
     values = {key: _convert(hints[key], value, _join(where, key)) for key, value in table.items()}
-    missing = [_join(where, name) for name in needed(cls) if name not in values]
+    options = {f.name for f in dataclasses.fields(cls) if f.metadata == OPTION}  # type: ignore[arg-type]
+    missing = [
+        f"--{name}" if name in options else _join(where, name)
+        for name in needed(cls)
+        if name not in values
+    ]
     if missing:
         raise FedsieveError(f"Please set {' and '.join(missing)}.")
     return cls(**values)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from fedsieve.config import from_table, to_table, unknown_key
+from fedsieve.data.sources import SOURCES
 from fedsieve.data.views import view_set
 from fedsieve.errors import FedsieveError, check
 from fedsieve.labels import Label
@@ -31,7 +32,7 @@ class DataConfig:
     source: str = "digits"
     """Name of a data source; `fedsieve data` lists them."""
     path: Path | None = None
-    """Folder or file of the source; not needed for embedded ones."""
+    """Folder or file of the source; embedded ones take none."""
     views: str | None = None
     """Name of the view set that training augments images with. Left out: the source's own."""
     mean: tuple[float, ...] | None = None
@@ -44,6 +45,11 @@ class DataConfig:
         if self.views is not None:
             view_set(self.views)
         check(
+            self.path is None or not _is_embedded(self.source),
+            f"{self.source} is built in and takes no path; leave it out, or for images of your own "
+            "give --data.source folder, table or sites (`fedsieve run own --data.path …`).",
+        )
+        check(
             (self.mean is None) == (self.std is None),
             "Give data.mean and data.std together, or neither.",
         )
@@ -53,6 +59,10 @@ class DataConfig:
             f"data.mean {self.mean} and data.std {self.std} cannot normalise images; give finite "
             "numbers, each std above 0.",
         )
+
+
+def _is_embedded(source: object) -> bool:
+    return isinstance(source, str) and source in SOURCES and SOURCES[source].place is None
 
 
 Slicing: TypeAlias = Literal["auto", "always", "never"]
@@ -318,8 +328,9 @@ def _variant(key: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def with_setting(table: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """`table` with the setting `path` changed; another method name drops the old settings, and
-    another preset the switches that a saved recipe has from the old one."""
+    """`table` with the setting `path` changed; another method name drops the old settings, another
+    preset the switches that a saved recipe has from the old one, and an embedded source the path of
+    the one before it."""
     head, _, rest = path.partition(".")
     result = dict(table)
     if not rest:
@@ -331,5 +342,7 @@ def with_setting(table: Mapping[str, Any], path: str, value: Any) -> dict[str, A
         inner = {}
     if path == "method.preset" and inner.get("preset") != value:
         inner = released(method(str(inner.get("name", "fedavg"))).config, inner)
+    if path == "data.source" and _is_embedded(value):
+        inner = {key: held for key, held in inner.items() if key != "path"}
     result[head] = with_setting(inner, rest, value)
     return result

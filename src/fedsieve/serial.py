@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
 import types
 import typing
@@ -128,7 +129,10 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def _numbers(skeleton: Any, path: str) -> Iterator[tuple[str, float]]:
     if isinstance(skeleton, int | float):
-        yield path, float(skeleton)
+        try:
+            yield path, float(skeleton)
+        except OverflowError:  # a whole number of more than 308 digits
+            yield path, math.inf if skeleton > 0 else -math.inf
     elif isinstance(skeleton, dict):
         for key, item in skeleton.items():
             yield from _numbers(item, _join(path, key))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedsieve.audit import crossfit, run
-from fedsieve.audit.run import audit, folds_of, site_folders
+from fedsieve.audit.run import Audit, AuditedSite, audit, folds_of, site_folders
 from fedsieve.audit.score import Scores
 from fedsieve.audit.settings import Asked, Settings, choose
 from fedsieve.audit.suspects import read_suspects
@@ -98,6 +98,61 @@ def test_the_wrong_labels_are_found_where_they_are(out: Path) -> None:
     assert len(flagged["two"] - wrong) + len(flagged["one"]) + len(flagged["three"]) <= 6
 
 
+def held_out_of(own: OwnData, out: Path) -> list[tuple[str, bool]]:
+    """(site, whether the model that did not see it predicts its label) of every sample: by the
+    models of the folds, put to work once more."""
+    settings = quick(own)
+    data = run.federated(own, own, settings)
+    logits = crossfit.held_out_logits(
+        settings.recipe(), data, folds_of(own, settings), out / "runs"
+    )
+    agrees = logits.argmax(axis=1) == own.labels.numpy()
+    return [(name, bool(agrees[i])) for name, held in own.sites.items() for i in held]
+
+
+def a_site(agreed: int, p_wrong: float) -> AuditedSite:
+    """A hundred samples, all with this p_wrong."""
+    labels = np.zeros(100, dtype=np.int64)
+    scores = Scores(np.full(100, p_wrong), labels, labels, ())
+    return AuditedSite("ward", scores, labels, (), agreed)
+
+
+@pytest.mark.parametrize(
+    ("agreed", "p_wrong", "is_weak"),
+    [(61, 0.2, False), (59, 0.2, True), (75, 0.0, False), (12, 0.0, True), (33, 0.39, True)],
+)
+def test_weak_models_are_cautioned_against(agreed: int, p_wrong: float, is_weak: bool) -> None:
+    """Of 80 labels that are taken for right three quarters are 60. Models that have learnt nothing
+    take all labels for right, and agree with hardly any."""
+    found = Audit((a_site(agreed, p_wrong),), None)
+    assert (found.agreement, found.noise) == pytest.approx((agreed / 100, p_wrong))
+    assert (found.caution is not None) == is_weak
+    if found.caution is not None:
+        assert f"agree with {agreed}% of the labels" in found.caution
+        assert f"take {1 - p_wrong:.0%} of them for right" in found.caution
+
+
+def test_an_untested_audit_reports_no_accuracy_and_a_weak_one_a_caution(
+    own: OwnData, out: Path, tmp_path: Path
+) -> None:
+    """One round teaches these models nothing; the model's own images cannot test it."""
+    found = audit(own, None, quick(own, rounds=1), tmp_path / "weak")
+    page = (tmp_path / "weak" / "report.html").read_text(encoding="utf-8")
+    assert found.caution is not None
+    assert found.caution.partition(":")[0] in page
+    tested = (out / "report.html").read_text(encoding="utf-8")
+    for words in ("best round", "test accuracy, %"):
+        assert words not in page
+    assert "test accuracy, %" in tested
+    assert "too weak" not in tested
+
+
+def test_a_model_with_a_bad_name_does_not_take_the_folder(own: OwnData, tmp_path: Path) -> None:
+    with pytest.raises(FedsieveError, match="resnet19"):
+        audit(own, None, quick(own, model="resnet19"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_coordinator_gets_counts_and_nothing_about_a_sample(own: OwnData, out: Path) -> None:
     with (out / "summary.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -109,6 +164,10 @@ def test_the_coordinator_gets_counts_and_nothing_about_a_sample(own: OwnData, ou
         mean = np.mean([s.p_wrong for s in suspects])
         assert float(row["estimated_noise"]) == pytest.approx(mean, abs=1e-4)
         assert int(row["flagged"]) == sum(s.is_flagged for s in suspects)
+        fold = [line for line in held_out_of(own, out) if line[0] == row["site"]]
+        assert float(row["model_agrees"]) == pytest.approx(
+            sum(agrees for _, agrees in fold) / len(fold), abs=1e-4
+        )
     for text in (out / "summary.csv", out / "report.html"):
         assert "row-" not in text.read_text(encoding="utf-8")
 

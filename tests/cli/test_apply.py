@@ -13,6 +13,7 @@ from PIL import Image
 from fedsieve.data.own import export as export_module
 from fedsieve.data.own import read_own
 from fedsieve.data.own.tables import write_rows
+from fedsieve.data.sources import load
 from fedsieve.scenes import load_scene
 from helpers import few_digits
 
@@ -56,7 +57,8 @@ def test_the_tables_of_several_sites_make_one_copy(cli, animals: Path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "Please set verdicts and data and out."),
+        ([], "Please set verdicts and data and --out."),
+        (["v.csv", "animals"], "Please set --out."),
         (["gone.csv", "animals", "--out", "new"], "There is no table gone.csv; give"),
         (["v.csv", "gone", "--out", "new"], "There is nothing at gone"),
         (["animals", "v.csv", "--out", "new"], "animals is a folder; give the path of a table."),
@@ -118,6 +120,46 @@ def test_the_example_of_a_review_page_runs(cli, monkeypatch):
     page = Path("review.html").read_text(encoding="utf-8")
     first = read_own(Path("my-digits")).ids[:20]
     assert [page.count(sample_id) for sample_id in first] == [1] * 20
+
+
+def test_a_split_is_described_as_training_takes_it(cli, monkeypatch):
+    monkeypatch.setattr(export_module, "load_digits", few_digits)  # 290 of them
+    for split, seed in (("train", "1"), ("test", "2")):
+        place = Path("split", split)
+        assert cli("data", "export", "digits", place, "--sites", "2", "--seed", seed).status == 0
+    answer = cli("data", "info", "split")
+    lines = [line.split() for line in answer.out.splitlines() if line.strip()]
+    assert ["data", "split/train,", "read", "as", "sites"] in lines
+    assert ["test", "split/test,", "read", "as", "sites"] in lines
+    assert lines.count(["all", "classes", "290", "145", "145"]) == 2
+    assert answer.out.splitlines()[-1] == (
+        "Train on it with: fedsieve run own --data.source sites --data.path split "
+        "--scene.clients 2 --clients_per_round 2"
+    )
+    assert load("sites", Path("split")).site_names == ("site-1", "site-2")  # as it says
+    assert cli("data", "info", "sites", "--path", "split").out == answer.out
+    # One of its sites is a split of folders.
+    Path("split/train/site-1").rename("train")
+    Path("split/test/site-1").rename("test")
+    Path("plain").mkdir()
+    Path("train").rename("plain/train")
+    Path("test").rename("plain/test")
+    answer = cli("data", "info", "plain")
+    assert "test     plain/test, read as folder" in answer.out
+    assert "--data.source folder --data.path plain --scene" in answer.out.splitlines()[-1]
+
+
+def test_an_audit_of_a_split_is_told_what_to_take(cli):
+    for value, split in enumerate(("train", "test")):
+        for name in ("a", "b"):
+            file = Path("split", split, "north", name, "0.png")
+            file.parent.mkdir(parents=True)
+            Image.new("L", (8, 8), value).save(file)
+    for kind in ((), ("--kind", "sites")):
+        answer = cli("audit", "split", *kind)
+        assert answer.status == 2
+        assert "give split/train (`fedsieve audit` also takes --test split/test;" in answer.err
+    assert not Path("audit").exists()
 
 
 def test_many_sites_are_counted_together(cli):
@@ -189,6 +231,20 @@ def test_a_scene_that_does_not_fit_own_data(cli, argv: list[str], words: str):
     answer = cli("run", *argv, "--data.path", "d", "--out", "r")
     assert answer.status == 2
     assert answer.err.strip().splitlines()[-1].startswith(f"fedsieve: {words}")
+
+
+def test_the_built_in_digits_are_not_trained_on_for_ones_own(cli, animals: Path):
+    refused = "fedsieve: digits is built in and takes no path; leave it out, or for images of"
+    for path in (animals, "/nonexist"):
+        answer = cli("run", "--data.path", path, "--out", "r")
+        assert (answer.status, answer.out) == (2, "")
+        assert answer.err.startswith(refused)
+    assert not Path("r").exists()
+    assert cli("run", "tiny.toml", "--rounds", "1", "--out", "r").status == 0
+    # The recipe of that run names its source, but no path.
+    assert cli("run", "r/config.toml", "--out", "again").status == 0
+    answer = cli("run", "r/config.toml", "--data.path", animals, "--out", "s")
+    assert answer.err.startswith(refused)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,13 @@ def test_one_file_is_one_site_in_virtual_parts(folder: Path, cli: Any) -> None:
     assert len(read_suspects(Path("audit/sites/all/suspects.csv"))) == 60
 
 
+def test_models_that_learnt_too_little_are_said_to_have(folder: Path, cli: Any) -> None:
+    answer = cli("audit", folder, "--rounds", "1", "--folds", "2", "--device", "cpu")
+    assert answer.status == 0
+    assert "models agree" in answer.out
+    assert "too weak to tell wrong labels from mistakes of their own" in answer.out
+
+
 def test_left_out_files_are_mentioned(folder: Path) -> None:
     (folder / "empty").mkdir()
     own = read_own(folder, command.Reading(kind="sites"))

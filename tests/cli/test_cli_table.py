@@ -372,7 +372,7 @@ def test_csv_of_two_seeds_is_numbers():
     assert [rows[1][0], *map(float, rows[1][1:])] == ["fedavg", 51.0, pytest.approx(2**0.5, 1e-5)]
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\r\n-"])
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\r\n-", "＝", "＠", "'"])
 def test_csv_cells_are_no_formulas(start):
     assert escape_csv(f"{start}1+1") == f"'{start[-1]}1+1"
     text = csv_text(arranged((config({"name": f"{start}cmd|' /C calc'!A0"}), {})), "last10")
@@ -414,3 +414,21 @@ def test_helpers():
     same = Outcome.of(config(), {})
     assert once_per_seed([same, same]) == [same]
     assert score_of([Outcome.of(config(), {"best": float("nan")})], "best") is None
+
+
+def test_runs_on_different_data_of_ones_own_are_no_seeds_of_one_entry():
+    """The path tells the data apart; that of a public data set says only where it lies."""
+
+    def found(source):
+        paths = ("north/ward", "south/clinic")
+        tables = [
+            config(seed=seed, data={"source": source, "path": path})
+            for seed, path in enumerate(paths)
+        ]
+        return arranged(*((table, {"last10": 50.0}) for table in tables))
+
+    assert found("sites").columns == ("ward", "clinic")
+    assert found("npz").columns == ("ward", "clinic")
+    public = found("cifar10")
+    assert public.columns == ("cifar10",)
+    assert public.score("fedavg", "cifar10", "last10").seeds == 2

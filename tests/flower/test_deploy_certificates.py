@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509 import verification
 
-from fedsieve.deploy.address import Address, free_port, parse_address
+from fedsieve.deploy.address import Address, parse_address
 from fedsieve.deploy.certificates import (
     fingerprint,
     make_authority,
@@ -37,6 +37,7 @@ from fedsieve.deploy.keys import (
     write_private,
 )
 from fedsieve.errors import FedsieveError
+from fedsieve.ports import free_port
 
 NOW = datetime.datetime(2030, 5, 17, 12, 0, tzinfo=datetime.UTC)
 HOME = Address("fl.example.org", 9000)

@@ -255,6 +255,26 @@ class TestRegistry:
             registry.update(guests)
         assert not guests.welcomes(key.fingerprint)
 
+    def test_a_damaged_key_keeps_nobody_in_and_nobody_else_out(
+        self, place: ServerFolder, asked: list[str]
+    ) -> None:
+        keys = {name: make_key(name)[1] for name in "abc"}
+        for key in keys.values():
+            place.admit(key)
+        guests, registry = GuestList(), Registry(place)
+        registry.update(guests)
+        place.key_file("c").write_bytes(b"half of a k")
+        place.remove("a")
+        with pytest.raises(FedsieveError, match=r"c\.pub is not a site's public key"):
+            registry.update(guests)
+        assert {n: guests.welcomes(key.fingerprint) for n, key in keys.items()} == {
+            "a": False,
+            "b": True,
+            "c": False,
+        }
+        with pytest.raises(FedsieveError, match="No site is admitted as a; admitted: b, c"):
+            place.remove("a")
+
     def test_what_the_superlink_knows_is_remembered(
         self, place: ServerFolder, asked: list[str]
     ) -> None:

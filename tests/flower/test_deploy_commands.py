@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 import shlex
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -17,9 +18,10 @@ pytest.importorskip("flwr", reason="the federation needs fedsieve[flower]")
 
 from deploy_programs import Scripts, programs_in
 
+from fedsieve.audit import site as audit_site
 from fedsieve.cli import main
 from fedsieve.deploy import server, site
-from fedsieve.deploy.address import Address, free_port
+from fedsieve.deploy.address import Address
 from fedsieve.deploy.children import belonging_to
 from fedsieve.deploy.folders import ServerFolder, SiteFolder
 from fedsieve.deploy.keys import make_key
@@ -27,6 +29,7 @@ from fedsieve.deploy.knock import Answer
 from fedsieve.deploy.server import Job, serve
 from fedsieve.deploy.site import SiteData, take_part
 from fedsieve.errors import FedsieveError
+from fedsieve.ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -104,7 +107,8 @@ class TestServer:
         text = "\n".join(json.dumps(answer) for answer in answers)
         (folder.flower / f"{action}.answers").write_text(text)
 
-    def test_from_start_to_end(self, folder: ServerFolder) -> None:
+    def test_from_start_to_end(self, folder: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/fedsieve", "deploy", "server", "a b", "own"])
         heard = self.serve(folder)
         address = folder.invitation().server
         assert heard.said == [f"The server is ready for sites at {address}."]
@@ -120,7 +124,12 @@ class TestServer:
         assert register[:3] == ["supernode", "register", str(folder.key_file("site-a"))]
         assert run[:3] == ["run", "app", "deploy"]
         settings = tomllib.loads((folder.flower / "run-config.toml").read_text())
-        assert settings == {"out": "/x", "sites": 1, "recipe-toml": 'name = "x"\n'}
+        assert settings == {
+            "out": "/x",
+            "sites": 1,
+            "recipe-toml": 'name = "x"\n',
+            "command": "fedsieve deploy server 'a b' own",
+        }
         connection = tomllib.loads((folder.flower / "config.toml").read_text())["superlink"]
         assert connection["deploy"] == {
             "address": f"127.0.0.1:{link[3]}",
@@ -277,6 +286,58 @@ sys.exit(1)
         }
         assert SiteData(client=3).settings() == {"client": 3}
         assert belonging_to(folder) == []
+
+    FINISHING = """\
+words = pathlib.Path(sys.argv[sys.argv.index("--node-config") + 1]).read_text()
+state = pathlib.Path(re.search('state-path = "(.*)"', words)[1])
+(state / "own-2").mkdir()
+(state / "own-2" / "review.html").write_text("new")
+retry = "\\x1b[93mWARNING \\x1b[0m:   Connection attempt failed, retrying in 8.54 seconds"
+print("INFO :      Sending: evaluate.finish message (ID: 1)\\nINFO :      Sent successfully")
+print(retry, retry, retry, sep="\\n")
+print("INFO :      Connection successful after 9.10 seconds and 3 tries.")
+print(retry, "INFO :      [RUN 1]", retry, sep="\\n", flush=True)
+time.sleep(1)
+print("ERROR : Exit Code: 606\\nanother version")
+sys.exit(1)
+"""
+
+    def test_its_terminal_says_when_results_are_there_and_when_the_server_is_not(
+        self, tmp_path: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once for each run and each silence; nothing of results that were there before."""
+        scripts("flower-supernode", f"import re\n{self.FINISHING}")
+        founded = TestServer.found(tmp_path / "server")
+        folder = SiteFolder.create(tmp_path / "a", founded.invitation(), "site-a")
+        (folder.state / "own-1").mkdir(parents=True)
+        (folder.state / "own-1" / "review.html").write_text("old")
+        monkeypatch.setattr(site, "knock", lambda *_: Answer(True))
+        heard = Heard()
+        with pytest.raises(FedsieveError, match="another version of Flower"):
+            take_part(
+                folder,
+                SiteData(client=0),
+                heard.said.append,
+                heard.echoed.append,
+                CountingClock(),
+            )
+        silent = (
+            "The server does not answer (it has stopped, or the network is down); the site keeps "
+            "trying."
+        )
+        finished = f"Finished; suspects and the review page are in {folder.state / 'own-2'}."
+        assert heard.said == [finished, silent, silent]
+        assert [line.split(maxsplit=2)[2] for line in heard.echoed[:4]] == [
+            "Sending: evaluate.finish message (ID: 1)",
+            "Sent successfully",
+            "Connection successful after 9.10 seconds and 3 tries.",
+            "[RUN 1]",
+        ]
+        assert not any("retrying" in line for line in heard.echoed)
+        assert "retrying" in (folder.logs / "supernode.log").read_text()
+
+    def test_it_looks_for_the_page_that_a_site_writes_last(self) -> None:
+        assert site.REVIEW == audit_site.REVIEW
 
 
 class TestPage:

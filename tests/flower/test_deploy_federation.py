@@ -23,9 +23,9 @@ pytest.importorskip("flwr", reason="the federation needs fedsieve[flower]")
 if not Path("/proc/self/environ").exists():
     pytest.skip("these tests find processes through /proc", allow_module_level=True)
 
-from fedsieve.deploy.address import free_port
 from fedsieve.deploy.children import belonging_to
 from fedsieve.deploy.folders import Folder
+from fedsieve.ports import free_port
 from fedsieve.simulate.directory import read_lines
 
 pytestmark = pytest.mark.processes
@@ -190,6 +190,9 @@ def tell(story: Story) -> None:
 
     third = story.start_server("third")
     story.ended("third", third.ends(), "server")
+    for site in (a, b):
+        site.says("Finished; suspects")
+        site.says("The server does not answer (it has stopped")
     story.ended("a", a.stop(), "a")
     story.ended("b", b.stop(), "b")
     story.ended("c", unknown.stop(signal.SIGTERM), "c")
@@ -215,6 +218,23 @@ def test_the_run_is_finished_over_two_cuts(story: Story) -> None:
     lines = read_lines(story.folder / "server" / "run" / "metrics.jsonl")
     assert [line["round"] for line in lines] == list(range(ROUNDS))
     assert 1 <= story.rounds_at["first"] < story.rounds_at["second"]
+
+
+def test_the_record_has_the_command_that_was_typed_and_no_token(story: Story) -> None:
+    record = json.loads((story.folder / "server" / "run" / "env.json").read_bytes())
+    assert record["command"] == "python -m fedsieve deploy server server recipe.toml"
+    for path in (story.folder / "server" / "run").rglob("*.json*"):
+        assert "--token" not in path.read_text(), path
+
+
+def test_sites_say_once_that_they_have_finished_and_where(story: Story) -> None:
+    for name, place in {"a": "a", "b again": "b"}.items():
+        (page,) = (story.folder / place / "state").glob("*/review.html")
+        where = page.parent.relative_to(story.folder)
+        told = story.programs[name].text()
+        assert told.count("Finished;") == 1
+        assert f"Finished; suspects and the review page are in {where}." in told
+        assert "Connection attempt failed" not in told
 
 
 def test_a_killed_superlink_is_said_and_one_command_goes_on(story: Story) -> None:

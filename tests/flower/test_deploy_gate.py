@@ -25,13 +25,14 @@ from cryptography.hazmat.primitives import serialization
 
 from fedsieve import __version__
 from fedsieve.deploy import knock as knock_module
-from fedsieve.deploy.address import Address, free_port
+from fedsieve.deploy.address import Address
 from fedsieve.deploy.certificates import Authority, make_authority, make_server_certificate
 from fedsieve.deploy.folders import SiteConfig
 from fedsieve.deploy.gate import KEY_HEADER, GuestList, open_gate
 from fedsieve.deploy.keys import make_key, write_private
 from fedsieve.deploy.knock import KNOCK, knock
 from fedsieve.errors import FedsieveError
+from fedsieve.ports import free_port
 
 HERE = Address("127.0.0.1")
 NOW = datetime.datetime.now(datetime.UTC)

@@ -97,6 +97,10 @@ SPOILED: Mapping[str, tuple[Callable[[Message, Message], Message | None], str]] 
         with_up(lambda up: replace(up, samples=10**9)),
         "said to be of 1000000000",
     ),
+    "more than there are numbers for": (
+        with_up(lambda up: replace(up, samples=10**400)),
+        "samples is not finite",
+    ),
     "fewer than none": (with_up(lambda up: replace(up, samples=-1)), "said to be of -1"),
     "a foreign method": (foreign, "fields samples, weights"),
     "a disguised one": (disguised, "answers something else"),

@@ -158,6 +158,19 @@ def npy(header: str) -> bytes:
             npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }") + bytes(5),
             "but has 5 bytes",
         ),
+        *(
+            (
+                npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}")
+                + bytes(size),
+                "which is no shape of an array",
+            )
+            for shape, size in (
+                ("(-1, -4)", 16),
+                (f"({2**63}, 0)", 0),
+                ("(True,)", 4),
+                (f"({'1, ' * 70})", 4),
+            )
+        ),
     ],
 )
 def test_an_array_that_lies_is_refused(data: bytes, sentence: str) -> None:

@@ -28,8 +28,9 @@ from fedsieve.flower.grid import InProcessGrid
 from fedsieve.flower.messages import Hello
 from fedsieve.flower.server import first_mismatch, most_bytes
 from fedsieve.flower.settings import Settings
-from fedsieve.methods import feddiv
-from fedsieve.recipe import recipe_from_table
+from fedsieve.methods import METHODS, feddiv
+from fedsieve.recipe import EngineConfig, recipe_from_table
+from fedsieve.simulate.findings import load_findings
 from fedsieve.simulate.run import run
 
 
@@ -92,6 +93,14 @@ def test_a_recipe_comes_by_name_by_path_or_as_text(tmp_path: Path) -> None:
         ({"recipe_toml": "rounds = 1", "out": "/x", "sites": -1}, "sites must be at least 0"),
         ({"recipe_toml": "rounds = 1", "out": "/x", "deadline": 0.0}, "deadline must be above 0"),
         ({"recipe_toml": "rounds = 1", "out": "/x", "wait": -1.0}, "wait must be at least 0"),
+        (
+            {"recipe_toml": "[engine]\nstop_after_rounds = 1", "out": "/x"},
+            "engine.stop_after_rounds is for simulations; .* set it to none",
+        ),
+        (
+            {"recipe_toml": "[engine]\nclient_lines = true", "out": "/x"},
+            "engine.client_lines is for simulations; .* set it to false",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: Any, sentence: str) -> None:
@@ -108,6 +117,67 @@ def test_the_server_app_runs_by_its_settings(tmp_path: Path) -> None:
     assert json.loads((stage.out / "summary.json").read_bytes())["rounds"] == 1
 
 
+@pytest.mark.parametrize("command", ["", "fedsieve deploy server hospitals own --rounds 5"])
+def test_the_token_of_the_servers_process_is_written_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Flower starts the ServerApp with a token; on record is what a person typed, or nothing."""
+    token = "8f4a7e3ab6da695c"
+    words = ["flwr-serverapp", "--runtime-api-address", "127.0.0.1:1", "--token", token]
+    monkeypatch.setattr(sys, "argv", words)
+    stage = Stage(tmp_path)
+    config = config_of_app(
+        recipe_toml=to_send(small_recipe(rounds=1)), out=str(stage.out), command=command
+    )
+    context = Context(1, 1, {}, RecordDict(), config)
+    server.app(InProcessGrid(client.app, stage.nodes()), context)
+    assert json.loads((stage.out / "env.json").read_bytes())["command"] == (command or None)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert stage.out / "env.json" in written
+    for path in written:
+        assert token.encode() not in path.read_bytes(), path
+        assert b"flwr-serverapp" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("method", ["fedgr", "fedes", "fednoro", "feddiv", "fedcorr"])
+def test_the_coordinator_learns_how_noisy_each_site_is(tmp_path: Path, method: str) -> None:
+    """As in a simulation of the same recipe, whose findings ask the same server."""
+    stage, recipe = Stage(tmp_path), small_recipe(method)
+    noise = stage.run(recipe)["site_noise"]
+    assert json.loads((stage.out / "summary.json").read_bytes())["site_noise"] == noise
+    run(recipe, tmp_path / "simulated")
+    findings = load_findings(tmp_path / "simulated")
+    assert findings is not None
+    simulated = [site.estimated for site in findings.sites]
+    assert list(noise) == [f"client-{k}" for k in range(len(simulated))]
+    assert list(noise.values()) == pytest.approx(simulated, abs=1e-6)
+
+    (told,) = [said for said in stage.said if "takes for wrong" in said]
+    rows = [line.split() for line in told.splitlines()[1:]]
+    assert {site: share for site, share, _ in rows} == {
+        k: f"{100 * v:.1f}" for k, v in noise.items()
+    }
+    shares = [float(share) for _, share, _ in rows]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_a_server_without_an_opinion_tells_of_no_noise(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    assert METHODS["fedavg"].sieve(None) == {}
+    assert "site_noise" not in stage.run(small_recipe("fedavg", rounds=1))
+    assert not any("takes for wrong" in said for said in stage.said)
+
+
+def test_noise_is_told_the_noisiest_site_first() -> None:
+    assert server.noise_in_words({"site_noise": {"a": 0.025, "clinic-b": 1.0, "c": 0.25}}) == (
+        "Share of each site's labels that the method takes for wrong:\n"
+        "  clinic-b 100.0 %\n"
+        "  c         25.0 %\n"
+        "  a          2.5 %"
+    )
+    assert server.noise_in_words({}) is None
+
+
 def test_a_federation_that_ends_in_its_warm_up_says_so(tmp_path: Path) -> None:
     """Four sites and five walks are twenty rounds."""
     stage = Stage(tmp_path)
@@ -117,10 +187,16 @@ def test_a_federation_that_ends_in_its_warm_up_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_sent_holds_no_path_of_the_servers(tmp_path: Path) -> None:
-    recipe = small_recipe(data={"source": "digits", "path": str(tmp_path)})
+    recipe = small_recipe(
+        data={"source": "sites", "path": str(tmp_path)},
+        model={"name": "resnet50", "weights": str(tmp_path / "resnet50.pth")},
+        engine={"device": "cuda:3"},
+    )
     assert str(tmp_path) not in to_send(recipe)
     sent = recipe_from_table(tomllib.loads(to_send(recipe)))
-    assert replace(sent, data=recipe.data) == recipe
+    assert sent.engine == EngineConfig(), "a site has devices of its own"
+    rest = {"data": recipe.data, "model": recipe.model, "engine": recipe.engine}
+    assert replace(sent, **rest) == recipe
 
 
 # ------------------------------------------------------------------------------------- founding

@@ -326,8 +326,8 @@ def test_the_fields_of_up_are_those_of_the_method(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", [50.0], method="fedgr")
     b = write_run(tmp_path / "b", [50.0], method="mine")
     html = report_page([a, b])
-    assert "all that leaves a site under fedgr" in html
-    assert "all that leaves a site under mine" not in html
+    assert "what a site sends under fedgr" in html
+    assert "what a site sends under mine" not in html
     assert rows_of(html, "weights") == ["the trained model"]
     assert rows_of(html, "losses")[0].startswith("(n,) float32")
 

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from fedsieve.simulate.by_class import lost_classes, lost_in_words, scores_of
+from fedsieve.simulate.by_class import (
+    classes_at_zero,
+    lost_classes,
+    lost_in_words,
+    scores_of,
+)
 
 
 def test_scores_are_of_all_images_of_each_class_and_of_the_one_recognised_worst() -> None:
@@ -66,12 +71,26 @@ def test_classes_with_few_images_and_lines_without_classes_lose_nothing() -> Non
     assert lost_classes([], ()) == {}
 
 
+def test_classes_that_were_never_learnt_are_at_zero_too() -> None:
+    lines = logged((0.0, 90.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.5, 4.0))
+    lines[-1]["class_accuracy"].append(None)  # has too few test images to say anything
+    assert classes_at_zero(lines) == 2
+    assert classes_at_zero([{"round": 0}]) == 0
+
+
 @pytest.mark.parametrize(
     ("summary", "words"),
     [
         ({"lost_classes": {"shirt": 7}}, "'shirt' (since round 7)"),
         ({"lost_classes": {"a": 7, "b": 2}}, "'a' (since round 7) and 1 more class"),
         ({"lost_classes": {"a": 7, "b": 2, "c": 3}}, "'a' (since round 7) and 2 more classes"),
+        (
+            {"lost_classes": {"a": 7, "b": 2}, "classes_at_zero": 5},
+            "'a' (since round 7) and 1 more class, nor of 3 that it never learnt",
+        ),
+        ({"lost_classes": {"a": 7}, "classes_at_zero": 1}, "'a' (since round 7)"),
+        ({"lost_classes": {}, "classes_at_zero": 3}, None),
+        ({"lost_classes": {"a": 7}, "classes_at_zero": "all"}, "'a' (since round 7)"),
         ({"lost_classes": {}}, None),
         ({"lost_classes": "shirt"}, None),
         ({}, None),

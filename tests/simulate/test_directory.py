@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,10 +23,12 @@ from fedsieve.simulate.directory import (
     METRICS,
     Checkpoint,
     RunDirectory,
+    command_line,
     environment,
     finite_json,
     first_difference,
     read_lines,
+    without_secrets,
 )
 from helpers import tiny_recipe, with_engine
 
@@ -62,6 +65,50 @@ def test_a_new_folder_becomes_the_recipes_own(tmp_path: Path) -> None:
     assert started["torch"] == torch.__version__
     assert started["gpu"] is None or torch.cuda.is_available()
     assert set(started) == set(environment())
+
+
+def command_on_record(folder: Path) -> str | None:
+    record: dict[str, Any] = json.loads((folder / "env.json").read_bytes())
+    command: str | None = record["command"]
+    return command
+
+
+def test_the_command_on_record_is_this_process_s_or_the_one_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/fedsieve", "run", "demo", "--name", "a b"])
+    told = {"own": None, "given": "fedsieve deploy server x", "unknown": ""}
+    for name, command in told.items():
+        RunDirectory(tmp_path / name).claim(tiny_recipe(), command)
+    assert command_on_record(tmp_path / "own") == "fedsieve run demo --name 'a b'"
+    assert command_on_record(tmp_path / "given") == "fedsieve deploy server x"
+    assert command_on_record(tmp_path / "unknown") is None
+
+
+def test_a_module_is_named_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/lib/fedsieve/__main__.py", "run", "demo"])
+    assert command_line() == "python -m fedsieve run demo"
+
+
+def test_a_secret_is_not_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["/usr/bin/mine.py", "--token", "s3cr3t", "run", "--api-Token=s3cr3t", "--out", "x"]
+    monkeypatch.setattr(sys, "argv", words)
+    RunDirectory(tmp_path).claim(tiny_recipe())
+    assert command_on_record(tmp_path) == "mine.py run --out x"
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["--db.password", "p", "--seed", "3"], ["--seed", "3"]),
+        (["-secret=a\nb", "run"], ["run"]),
+        (["run", "--token"], ["run"]),
+        (["--token", "--secret", "p", "run"], ["run"]),
+        (["token", "--out", "secret"], ["token", "--out", "secret"]),
+    ],
+)
+def test_options_that_are_called_secrets_are_left_out(words: list[str], kept: list[str]) -> None:
+    assert without_secrets(words) == kept
 
 
 def test_the_engine_may_change_between_two_starts(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedsieve.data.sources import Dataset
 from fedsieve.errors import FedsieveError
 from fedsieve.local.bench import Setup
 from fedsieve.methods import METHODS
@@ -223,6 +224,35 @@ def test_a_fork_goes_its_own_way_and_leaves_the_trunk_alone(tmp_path: Path) -> N
     assert gentle_end[2:] != harsh_end[2:]
     run(gentle, tmp_path / "trunk")  # goes on as if nobody had forked
     assert_same_run(tmp_path / "gentle", tmp_path / "trunk")
+
+
+def test_a_fork_that_fails_leaves_nothing_that_another_run_could_take_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that cannot be read, and a kill just before the fork is complete."""
+    stopped_after(1, tiny_recipe(), tmp_path / "trunk")
+    out, other = tmp_path / "out", replace(tiny_recipe(), seed=77)
+
+    def lost(recipe: Recipe) -> Dataset:
+        raise FedsieveError("There are no such data.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedsieve.simulate.run.load_data", lost)
+        with pytest.raises(FedsieveError, match="no such data"):
+            run(tiny_recipe(), out, fork=tmp_path / "trunk")
+    run(other, out)
+    run(other, tmp_path / "alone")
+    assert_same_run(out, tmp_path / "alone")
+
+    cut = tmp_path / "cut"
+    RunDirectory(cut).begin_as_fork(RunDirectory(tmp_path / "trunk"), tiny_recipe())
+    (cut / "config.toml").unlink()
+    with pytest.raises(FedsieveError, match=r"holds a checkpoint, but no config.toml"):
+        run(other, cut)
+    (cut / "checkpoint" / "commit.json").unlink()
+    run(other, cut)
+    assert_same_run(cut, tmp_path / "alone")
+    assert "forked_from" not in json.loads((cut / "env.json").read_text())
 
 
 def test_a_fork_that_was_begun_goes_on_where_it_is(tmp_path: Path) -> None:

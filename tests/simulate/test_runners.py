@@ -24,6 +24,7 @@ from fedsieve.methods import METHODS
 from fedsieve.methods.contract import Federation
 from fedsieve.recipe import Recipe
 from fedsieve.serial import encode
+from fedsieve.simulate.rounds import usable_cores
 from fedsieve.simulate.run import run
 from fedsieve.simulate.runners import InProcess, Runner, one_thread
 from fedsieve.simulate.workers import SharedWorld, Workers
@@ -196,3 +197,38 @@ def test_workers_are_born_deaf_to_ctrl_c() -> None:
     ).stdout
     (blocked,) = re.findall(r"^SigBlk:\s*([0-9a-f]+)$", status, re.MULTILINE)
     assert int(blocked, 16) & 1 << (signal.SIGINT - 1)
+
+
+def test_the_server_adds_up_in_the_same_order_on_any_number_of_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a merge sees is one thread; a sum over more of them has other last bits."""
+    seen = []
+    method = METHODS["fedavg"]
+
+    def merge(*arguments: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return method.merge(*arguments)
+
+    def send(*arguments: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return method.send(*arguments)
+
+    monkeypatch.setitem(METHODS, "fedavg", replace(method, merge=merge, send=send))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run(tiny_recipe(rounds=1), tmp_path)
+    finally:
+        torch.set_num_threads(before)
+    assert seen[:4] == [1] * 4  # three clients are sent to, and one merge
+
+
+def test_where_the_system_does_not_say_all_cores_are_usable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert usable_cores() == 3
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert usable_cores() == 1

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedsieve.audit.crossfit import fitted_to, fold_name, held_out_logits, only
 from fedsieve.audit.folds import deal
 from fedsieve.audit.noise import Evidence, fit_noise
-from fedsieve.audit.score import Scores, listed, scores_of
+from fedsieve.audit.score import Scores, agreed, listed, scores_of
 from fedsieve.audit.settings import Settings
 from fedsieve.audit.site import write_for_site
 from fedsieve.audit.suspects import FLAG, Suspect
@@ -38,10 +38,14 @@ from fedsieve.simulate.control import Reporter
 from fedsieve.simulate.directory import MODEL
 from fedsieve.simulate.findings import SiteLabels, findings_of
 from fedsieve.simulate.run import run
+from fedsieve.simulate.world import make_setup
 
 CHECKED_DURING_TRAINING = 500
 """Images that the final model's agreement with given labels is followed on, without test data."""
 DESCRIPTION = "audit.json"
+WEAK = 0.75
+"""Models that predict a smaller share of the labels which they take for right cannot tell wrong
+labels from mistakes of their own: docs/audit.md has what was measured."""
 FINAL = "model"
 """What the run of the final model is called."""
 
@@ -59,6 +63,8 @@ class AuditedSite:
     scores: Scores
     given: NDArray[np.int64]
     suspects: tuple[Suspect, ...]
+    agreed: int
+    """Given labels that models predict which had not seen them."""
 
     @property
     def flagged(self) -> int:
@@ -76,6 +82,36 @@ class Audit:
     accuracy: float | None
     """of the final model on the test data, per cent"""
 
+    @property
+    def agreement(self) -> float:
+        """Share of the given labels that models predict which had not seen them."""
+        return sum(site.agreed for site in self.sites) / sum(map(_samples, self.sites))
+
+    @property
+    def noise(self) -> float:
+        """Estimated share of wrong labels at all sites."""
+        return sum(site.noise * _samples(site) for site in self.sites) / sum(
+            map(_samples, self.sites)
+        )
+
+    @property
+    def caution(self) -> str | None:
+        """A sentence where the models are too weak for their probabilities to be taken at their
+        word."""
+        if self.agreement >= WEAK * (1 - self.noise):
+            return None
+        return (
+            f"The models agree with {self.agreement:.0%} of the labels that they had not seen, and "
+            f"take {1 - self.noise:.0%} of them for right: they are too weak to tell wrong labels "
+            "from mistakes of their own, so do not rely on the shares and probabilities. The order "
+            "of the lists still says where to look first; more --rounds, a larger --size, another "
+            "--model or more images may help."
+        )
+
+
+def _samples(site: AuditedSite) -> int:
+    return len(site.given)
+
 
 def audit(
     own: OwnData,
@@ -92,9 +128,9 @@ def audit(
     `test` are images that only the final model's accuracy is measured on; `command` is for the
     record.
     """
-    fingerprint = _fingerprint(own)
+    fingerprint, data = _fingerprint(own), federated(own, test, settings)
+    make_setup(settings.recipe(), data).make_model()  # a folder is not taken by a model's bad name
     _claim(out, fingerprint, settings)
-    data = federated(own, test, settings)
     runs = out / "runs"
     logits = held_out_logits(
         settings.recipe(),
@@ -116,13 +152,16 @@ def audit(
 
     folders = site_folders(own.sites)
     sites = tuple(
-        _audited(own, name, out / "sites" / folders[name], scores[name], fingerprint)
+        _audited(
+            own, name, out / "sites" / folders[name], scores[name], evidence[name], fingerprint
+        )
         for name in own.sites
     )
+    found = Audit(sites, None if test is None else float(summary["final"]))
     write_atomically(out / MODEL, (runs / FINAL / MODEL).read_bytes())
     write_summary(out / "summary.csv", sites)
-    write_atomically(out / "report.html", _report(own, sites, evidence, runs, command).encode())
-    return Audit(sites, None if test is None else float(summary["final"]))
+    write_atomically(out / "report.html", _report(own, found, evidence, runs, command).encode())
+    return found
 
 
 def trusted(own: OwnData, scores: Mapping[str, Scores]) -> NDArray[np.int64]:
@@ -176,13 +215,25 @@ def site_folders(names: Iterable[str]) -> Mapping[str, str]:
 def write_summary(path: Path, sites: Iterable[AuditedSite]) -> None:
     """The coordinator's copy: counts by site."""
     rows = [
-        (site.name, str(len(site.given)), f"{site.noise:.4f}", str(site.flagged)) for site in sites
+        (
+            site.name,
+            str(len(site.given)),
+            f"{site.noise:.4f}",
+            str(site.flagged),
+            f"{site.agreed / len(site.given):.4f}",
+        )
+        for site in sites
     ]
-    write_rows(path, ("site", "samples", "estimated_noise", "flagged"), rows)
+    write_rows(path, ("site", "samples", "estimated_noise", "flagged", "model_agrees"), rows)
 
 
 def _audited(
-    own: OwnData, name: str, folder: Path, scores: Scores, fingerprint: str
+    own: OwnData,
+    name: str,
+    folder: Path,
+    scores: Scores,
+    evidence: Evidence,
+    fingerprint: str,
 ) -> AuditedSite:
     """Write the files that stay with a site."""
     held = own.sites[name]
@@ -197,12 +248,12 @@ def _audited(
         lambda sample: thumbnail(own, index_of[sample]),
         key=f"{fingerprint[:16]}/{name}",
     )
-    return AuditedSite(name, scores, given, suspects)
+    return AuditedSite(name, scores, given, suspects, agreed(evidence))
 
 
 def _report(
     own: OwnData,
-    sites: Iterable[AuditedSite],
+    found: Audit,
     evidence: Mapping[str, Evidence],
     runs: Path,
     command: str | None,
@@ -215,13 +266,17 @@ def _report(
             suggested=site.scores.suggested,
             losses=_losses(evidence[site.name]),
         )
-        for site in sites
+        for site in found.sites
     ]
     extras = ReportExtras(
         title=f"Audit of {own.root.resolve().name}",
         lead="Which labels are wrong, by models that had not seen them, and the model trained on "
         "the others. It holds counts only; the lists of labels are at the sites.",
         findings=findings_of(own.classes, labels),
+        notices=() if found.caution is None else (found.caution,),
+        is_tested=found.accuracy is not None,
+        also_sent="For the lists of suspects it sent sums over its labels by class, and for this "
+        "page counts by class.",
     )
     return report_page([runs / FINAL], command=command, extras=extras)
 

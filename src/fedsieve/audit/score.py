@@ -67,6 +67,11 @@ def scores_of(evidence: Evidence, shared: Shared | None = None) -> Scores:
     return Scores(p_wrong, suggested, ranks, reasons)
 
 
+def agreed(evidence: Evidence) -> int:
+    """How many of the given labels a model predicts that has not seen them."""
+    return int((evidence.logits.argmax(axis=1) == evidence.given).sum())
+
+
 def suspects_of(
     ids: Sequence[str],
     evidence: Evidence,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedsieve.cli.options import POSITIONAL, parse
+from fedsieve.config import OPTION
 from fedsieve.data.own import Reading, apply_verdicts, read_verdicts
 from fedsieve.data.own.reading import KindOrAuto
 
@@ -22,7 +23,7 @@ class ApplyOptions:
     """The data that were audited: a folder, a table or an .npz file."""
     also: tuple[Path, ...] = ()
     """More such tables, where every site has its own."""
-    out: Path
+    out: Path = field(metadata=OPTION)
     """The new folder; it must not be there yet, or be empty."""
     kind: KindOrAuto = "auto"
     """How the data are laid out, where that cannot be told by looking."""

@@ -82,15 +82,23 @@ def setting_lines(own: OwnData, settings: Settings) -> list[str]:
 def show(found: Audit, out: Path) -> None:
     """The closing table, and where to look."""
     rows = [
-        [site.name, f"{len(site.given):,}", f"{site.noise:.1%}", f"{site.flagged:,}"]
+        [
+            site.name,
+            f"{len(site.given):,}",
+            f"{site.noise:.1%}",
+            f"{site.flagged:,}",
+            f"{site.agreed / len(site.given):.0%}",
+        ]
         for site in found.sites
     ]
     if len(rows) > 1:
         total = sum(len(site.given) for site in found.sites)
-        noise = sum(len(site.given) * site.noise for site in found.sites) / total
         flagged = sum(site.flagged for site in found.sites)
-        rows.append(["all sites", f"{total:,}", f"{noise:.1%}", f"{flagged:,}"])
-    print_table(["site", "labels", "probably wrong", "flagged"], rows)
+        overall = [f"{total:,}", f"{found.noise:.1%}", f"{flagged:,}", f"{found.agreement:.0%}"]
+        rows.append(["all sites", *overall])
+    print_table(["site", "labels", "probably wrong", "flagged", "models agree"], rows)
+    if found.caution is not None:
+        print(found.caution)
     if found.accuracy is not None:
         print(f"The model is right on {found.accuracy:.1f} % of the test images.")
     print(f"Results in {out}")
@@ -103,7 +111,8 @@ def show(found: Audit, out: Path) -> None:
 class OneBar:
     """A reporter that shows all federations of an audit as the rounds of one.
 
-    The agreement beside it is that with given labels that the model has not seen.
+    The agreement beside it is that with given labels: in the folds with those that the model has
+    not seen, in the last federation, without test data, with some that it trains on.
     """
 
     def __init__(self, inner: Watcher, out: Path, settings: Settings) -> None:

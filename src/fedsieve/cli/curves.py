@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Literal
 from fedsieve.cli.options import POSITIONAL, parse
 from fedsieve.cli.table import escape_csv
 from fedsieve.errors import FedsieveError, check
+from fedsieve.files import write_atomically
 from fedsieve.pages.curves import Logs, OverClients, OverRounds, Row, find_logs
 from fedsieve.simulate.logged import full_name, names_in
 
@@ -127,7 +129,8 @@ def refuse_folders(words: Iterable[str]) -> None:
 
 def write(rows: Iterable[Row], path: Path) -> None:
     """A CSV file that a spreadsheet cannot take for formulas."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        for row in rows:
-            writer.writerow([escape_csv(cell) if isinstance(cell, str) else cell for cell in row])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow([escape_csv(cell) if isinstance(cell, str) else cell for cell in row])
+    write_atomically(path, text.getvalue().encode())

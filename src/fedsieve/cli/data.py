@@ -16,9 +16,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from fedsieve.cli.options import POSITIONAL, parse
 from fedsieve.cli.output import console, is_live, print_table
-from fedsieve.data.own import OwnData, Reading, export_digits, read_own
+from fedsieve.data.own import OwnData, export_digits, read_splits
 from fedsieve.data.own.names import some
-from fedsieve.data.own.reading import ONE_SITE, Kind
+from fedsieve.data.own.reading import ONE_SITE, Kind, KindOrAuto
 from fedsieve.data.sources import SOURCES, Dataset, load
 from fedsieve.data.sources import Progress as OnBytes
 from fedsieve.data.sources.download import REMOTES, download
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 def _info(name: str, path: Path) -> None:
     here = Path(name)
     if name in OWN_KINDS:
-        print_own(read_own(path, Reading(kind=OWN_KINDS[name])), path)
+        print_own(path, OWN_KINDS[name])
     elif name in SOURCES:
         print(facts(load(name, path)))
         if here.exists():
@@ -87,7 +87,7 @@ def _info(name: str, path: Path) -> None:
             f"There is neither a source {name!r} nor a folder or file of this name; `fedsieve "
             "data` lists the sources.",
         )
-        print_own(read_own(here), here)
+        print_own(here)
 
 
 def _typed(path: Path) -> str:
@@ -109,10 +109,21 @@ def _export(options: DataOptions) -> None:
     print(f"Look at it with: fedsieve data info {_typed(options.folder)}")
 
 
-def print_own(own: OwnData, path: Path) -> None:
-    """Own data in a few lines: images by class and site, and what was left out, by reason."""
+def print_own(path: Path, kind: KindOrAuto = "auto") -> None:
+    """Own data in a few lines, of two splits both, and a command that trains on them."""
+    own, test = read_splits(path, kind)
+    _print_part(own, path if test is None else own.root, "data")
+    if test is not None:
+        _print_part(test, test.root, "test")
+    for names in spelt_alike(own.classes):
+        print(f"Only capitals tell {' and '.join(map(repr, names))} apart; are they one class?")
+    print(f"Train on it with: {training_command(own, path)}")
+
+
+def _print_part(own: OwnData, place: Path, what: str) -> None:
+    """Images by class and site, and what was left out, by reason."""
     channels, height, width = own.images.shape[1:]
-    print(f"data     {path}, read as {own.kind}")
+    print(f"{what:8} {place}, read as {own.kind}")
     print(f"images   {len(own):,} of {channels} x {height} x {width} (channels, height, width)")
     print_table(*class_counts(own))
     if own.skipped:
@@ -121,9 +132,6 @@ def print_own(own: OwnData, path: Path) -> None:
             for reason, ids in sorted(skipped_by_reason(own).items())
         ]
         print_table(["left out", "count", "such as"], rows)
-    for names in spelt_alike(own.classes):
-        print(f"Only capitals tell {' and '.join(map(repr, names))} apart; are they one class?")
-    print(f"Train on it with: {training_command(own, path)}")
 
 
 def class_counts(own: OwnData) -> tuple[list[str], list[list[str]]]:

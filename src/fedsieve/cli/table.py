@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedsieve.cli.options import POSITIONAL, parse
+from fedsieve.data.own.tables import ESCAPED_STARTS
 from fedsieve.errors import check
 from fedsieve.simulate.results import (
     Arranged,
@@ -176,7 +177,7 @@ def escape_latex(text: str) -> str:
 def escape_csv(text: str) -> str:
     """`text` with an apostrophe in front where a spreadsheet would take it for a formula."""
     text = " ".join(text.split())
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return f"'{text}" if text.startswith(ESCAPED_STARTS) else text
 
 
 def _cells(arranged: Arranged, metric: str, *, missing: str, between: str) -> list[list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -71,11 +70,3 @@ def _wrong(text: str) -> FedsieveError:
         f"{text!r} is not an address; write HOST or HOST:PORT, such as fl.example.org:8000, "
         "without http://."
     )
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -187,13 +187,30 @@ class ServerFolder(Folder):
     def remove(self, name: str) -> None:
         """Let the site in no more."""
         path = self.key_file(check_name(name))
-        names = ", ".join(key.name for key in self.admitted()) or "none"
+        names = ", ".join(other.stem for other in self._key_files()) or "none"
         check(path.exists(), f"No site is admitted as {name}; admitted: {names}.")
         path.unlink()
 
     def admitted(self) -> tuple[PublicKey, ...]:
         """The keys that may come in, in order of their names."""
-        return tuple(read_public_key(path, path.stem) for path in sorted(self._sites.glob("*.pub")))
+        keys, damage = self.readable_keys()
+        if damage is not None:
+            raise damage
+        return keys
+
+    def readable_keys(self) -> tuple[tuple[PublicKey, ...], FedsieveError | None]:
+        """Those that can be read, and what is wrong with the first that cannot."""
+        keys: list[PublicKey] = []
+        damage = None
+        for path in self._key_files():
+            try:
+                keys.append(read_public_key(path, path.stem))
+            except FedsieveError as error:
+                damage = damage or error
+        return tuple(keys), damage
+
+    def _key_files(self) -> list[Path]:
+        return sorted(self._sites.glob("*.pub"))
 
     def key_file(self, name: str) -> Path:
         return self._sites / f"{name}.pub"

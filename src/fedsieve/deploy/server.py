@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from fedsieve.deploy.address import Address, free_port
+from fedsieve.deploy.address import Address
 from fedsieve.deploy.certificates import make_server_certificate
 from fedsieve.deploy.children import Child, alone_in, call, stopping_on_signals
 from fedsieve.deploy.folders import Invitation, ServerFolder
@@ -24,6 +24,8 @@ from fedsieve.deploy.keys import PublicKey, private_folder, write_private
 from fedsieve.deploy.supervise import RealClock, Voice
 from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
+from fedsieve.ports import free_port
+from fedsieve.simulate.directory import command_line
 
 CONNECTION = "deploy"
 """Name of the SuperLink in Flower's own configuration."""
@@ -145,14 +147,17 @@ class Registry:
 
     def update(self, guests: GuestList) -> list[str]:
         """Let in exactly the admitted sites; the result names those that the SuperLink did not
-        know."""
-        admitted = self._folder.admitted()
+        know. A damaged key shuts out its own site, and is complained of when all others are as they
+        should be."""
+        admitted, damage = self._folder.readable_keys()
         new = [key for key in admitted if key.fingerprint not in self._known]
         if guests.is_complete:  # who is removed need not wait for who is new
             guests.admit(tuple(key for key in admitted if key not in new))
         for key in new:
             self._register(key)
         guests.admit(admitted)
+        if damage is not None:
+            raise damage
         return [key.name for key in new]
 
     def _register(self, key: PublicKey) -> None:
@@ -183,7 +188,9 @@ def flwr(folder: ServerFolder, words: list[str], hint: str) -> Mapping[str, Any]
 
 def _submit(folder: ServerFolder, job: Job) -> str:
     settings = folder.flower / "run-config.toml"
-    write_atomically(settings, tomli_w.dumps(dict(job.settings)).encode())
+    # The server's program is started by Flower, with a token among its words, and knows no more.
+    config = {**job.settings, "command": command_line()}
+    write_atomically(settings, tomli_w.dumps(config).encode())
     words = ["run", str(job.app), CONNECTION, "--run-config", str(settings)]
     reply = flwr(folder, words, f"{folder.logs / 'superlink.log'} says more")
     return str(reply["run-id"])

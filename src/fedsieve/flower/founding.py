@@ -75,8 +75,9 @@ def data_of_server(recipe: Recipe) -> Dataset | None:
 
 
 def to_send(recipe: Recipe) -> str:
-    """The recipe as TOML, without what is of use at the server only: its own paths."""
+    """The recipe as TOML, without what is of use at the server only: its own paths and device."""
     table = recipe_table(recipe)
+    del table["engine"]
     table["data"].pop("path", None)
     table["model"].pop("weights", None)
     return tomli_w.dumps(table)

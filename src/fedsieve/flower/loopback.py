@@ -20,9 +20,9 @@ from typing import Any
 
 import tomli_w
 
-from fedsieve.deploy.address import free_port
 from fedsieve.errors import FedsieveError, check
 from fedsieve.flower import ENVIRONMENT, app_folder
+from fedsieve.ports import free_port
 from fedsieve.recipe import Recipe, recipe_table
 
 HOST = "127.0.0.1"

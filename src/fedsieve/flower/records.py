@@ -25,6 +25,8 @@ T = TypeVar("T")
 _SKELETON = "skeleton"
 _TENSORS = ".tensors"
 _METRICS = "metrics"
+MOST_DIMENSIONS = 64
+"""What NumPy allows an array."""
 _DTYPES = frozenset(
     np.dtype(kind)
     for kind in (
@@ -133,6 +135,11 @@ def _from_array(path: str, array: Array) -> Tensor:
     check(
         dtype in _DTYPES and not fortran_order,
         f"{path} must be a plain array of numbers in C order.",
+    )
+    check(
+        len(shape) <= MOST_DIMENSIONS
+        and all(type(side) is int and 0 <= side < 2**63 for side in shape),
+        f"{path} is said to be {shape}, which is no shape of an array.",
     )
     check(
         len(array.data) - begin == math.prod(shape) * dtype.itemsize,

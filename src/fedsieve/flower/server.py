@@ -86,6 +86,8 @@ def federate(grid: Grid, settings: Settings, say: Say) -> dict[str, Any]:
             say(describe(line, settings.recipe.rounds))
         summary = engine.finish()
         directory.finish(summary)
+        if noise := noise_in_words(summary):
+            say(noise)
         say(f"Finished; {settings.out} holds the model and the metrics.")
         if lost := lost_in_words(summary):
             say(f"The final model no longer recognises any test image of {lost}.")
@@ -100,6 +102,19 @@ def describe(line: Mapping[str, Any], rounds: int) -> str:
         f"Round {line['round'] + 1}/{rounds}{accuracy}, "
         f"{len(line['clients']) - len(line['refused'])} of {len(line['clients'])} sites{left_out}"
     )
+
+
+def noise_in_words(summary: Mapping[str, Any]) -> str | None:
+    """The sites' estimated noise, the noisiest first; None where the server has no opinion."""
+    noise: Mapping[str, float] = summary.get("site_noise", {})
+    if not noise:
+        return None
+    width = max(map(len, noise))
+    rows = [
+        f"\n  {site:{width}} {100 * noise[site]:5.1f} %"
+        for site in sorted(noise, key=lambda site: -noise[site])
+    ]
+    return "Share of each site's labels that the method takes for wrong:" + "".join(rows)
 
 
 @dataclass(frozen=True)
@@ -179,7 +194,8 @@ class Engine:
         else:
             server = directory.load_server(checkpoint, chosen.server)
         # Only now is the folder taken, so that a recipe that cannot run may be mended.
-        directory.claim(recipe)
+        # Flower's command for this process holds a token, so it is never the one on record.
+        directory.claim(recipe, settings.command)
         founded.save(directory.path)
         directory.open_logs((METRICS,), checkpoint)
         bench = make_bench(setup, recipe.engine.device)
@@ -371,8 +387,15 @@ class Engine:
         device = torch.device("cpu") if self.test is None else self.test.bench.device
         classes = () if self.test is None else self.test.classes
         summary = summary_of(self.settings.recipe, self.directory.lines(), classes, device)
-        members = len(self.founded.members)
-        return summary | {"sites": members, "without_results": without_results}
+        summary |= {"sites": len(self.founded.members), "without_results": without_results}
+        if noise := self._site_noise():
+            summary["site_noise"] = noise
+        return summary
+
+    def _site_noise(self) -> dict[str, float]:
+        """The share of wrong labels of each site of which the server has an opinion."""
+        sieved = self.method.sieve(self.server)
+        return {self.site(k): float(sieved[k].noise_rate) for k in sorted(sieved)}
 
     def _hand_over(self) -> list[str]:
         """Send every site what it needs for its own results; those that have none yet."""

@@ -8,7 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.errors import check
-from fedsieve.recipe import Recipe, cells, parse_recipe, read_recipe, recipe_from_table
+from fedsieve.recipe import (
+    EngineConfig,
+    Recipe,
+    cells,
+    parse_recipe,
+    read_recipe,
+    recipe_from_table,
+)
+
+OF_SIMULATIONS = (
+    "stop_after_minutes",
+    "stop_after_rounds",
+    "client_lines",
+    "memorisation_every",
+)
+"""Settings under `engine` that only a simulation can carry out."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +38,20 @@ class Settings:
     """Seconds that sites have for a round."""
     wait: float
     """Seconds to wait for sites before giving up; 0: for ever."""
+    command: str = ""
+    """What a person typed to start this, for the record; empty where it is not known."""
 
     def __post_init__(self) -> None:
         check(self.sites >= 0, f"sites must be at least 0, not {self.sites}.")
         check(self.deadline > 0, f"deadline must be above 0, not {self.deadline}.")
         check(self.wait >= 0, f"wait must be at least 0, not {self.wait}.")
+        for name in OF_SIMULATIONS:
+            usual = getattr(EngineConfig(), name)
+            check(
+                getattr(self.recipe.engine, name) == usual,
+                f"engine.{name} is for simulations; on many machines it does nothing, so leave it "
+                f"out or set it to {'none' if usual is None else str(usual).lower()}.",
+            )
         check(
             self.out.is_absolute(),
             f"out must be the absolute path of a folder at the server, not {str(self.out)!r}: "
@@ -52,6 +76,7 @@ class Settings:
             sites=int(_number(config, "sites")) or recipe.scene.clients,
             deadline=_number(config, "deadline"),
             wait=_number(config, "wait"),
+            command=str(config["command"]),
         )
 
 

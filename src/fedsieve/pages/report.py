@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from fedsieve import __version__
 from fedsieve.config import field_docs
+from fedsieve.data.sources import is_ones_own
 from fedsieve.errors import check
 from fedsieve.methods import METHODS
 from fedsieve.pages import plot
@@ -43,6 +44,13 @@ class ReportExtras:
     """about the labels, in place of what the only run found"""
     links: Mapping[str, str] = field(default_factory=dict)
     """text → file beside the report, such as the page to check labels on"""
+    notices: Sequence[str] = ()
+    """what a reader must know before trusting the numbers, a sentence or two each"""
+    is_tested: bool = True
+    """whether accuracy was measured on images that the model had not trained on; if not, the page
+    has none"""
+    also_sent: str = ""
+    """what left a site besides what its method sends, in a sentence"""
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,8 @@ def report_page(
     )
     extras = extras or ReportExtras()
     records = [read_run(folder) for folder in run_folders]
+    if not extras.is_tested:
+        records = [record.without_accuracy() for record in records]
     check(
         extras.findings is None or len(records) == 1,
         "Findings of their own can be added to the report on one run only.",
@@ -132,7 +142,7 @@ def report_page(
         _mistaken(runs),
         _suspects(runs, width),
         _sieve(runs),
-        _traffic(runs),
+        _traffic(runs, extras.also_sent),
         _making(runs, command),
     ]
     return render(
@@ -141,7 +151,7 @@ def report_page(
         title=extras.title or _title(runs),
         lead=extras.lead,
         links={text: quote(file) for text, file in extras.links.items()},
-        notices=_notices(runs),
+        notices=[*extras.notices, *_notices(runs)],
         facts=_facts(runs[0]) if len(runs) == 1 else [],
         overview=_overview(runs),
         sections=[section for section in sections if section.figures],
@@ -169,8 +179,9 @@ def _notices(runs: Sequence[Named]) -> list[str]:
                 "it completed, and the same command that started it goes on from there."
             )
         if lost := lost_in_words(named.run.summary or {}):
+            image = "test image of" if named.run.is_tested else "image given as"
             notices.append(
-                f"{named.name}: the final model no longer recognises any test image of {lost}."
+                f"{named.name}: the final model no longer recognises any {image} {lost}."
             )
         notices += [f"{named.name}: {problem}" for problem in named.run.problems]
     return notices
@@ -245,8 +256,10 @@ def _marked(values: Sequence[float | None], digits: int, is_contest: bool) -> li
 
 def _scene(run: RunRecord) -> str:
     data = run.config.get("data")
-    source = data.get("source") if isinstance(data, Mapping) else None
-    return json.dumps([source, run.config.get("scene")], sort_keys=True, default=str)
+    data = data if isinstance(data, Mapping) else {}
+    source = data.get("source")
+    path = data.get("path") if is_ones_own(str(source)) else None
+    return json.dumps([source, path, run.config.get("scene")], sort_keys=True, default=str)
 
 
 # ------------------------------------------------------------------------------------- sections
@@ -444,7 +457,7 @@ def _present(series: Iterable[Series]) -> list[Series]:
     return [line for line in series if line.points]
 
 
-def _traffic(runs: Sequence[Named]) -> Section:
+def _traffic(runs: Sequence[Named], also_sent: str) -> Section:
     title = "What left each site"
     series = [Series(named.name, named.run.bytes_per_site()) for named in runs]
     series = [line for line in series if line.points]
@@ -465,9 +478,14 @@ def _traffic(runs: Sequence[Named]) -> Section:
                 up = METHODS[name].up
                 docs = field_docs(up)
                 rows = [[f.name, docs.get(f.name) or _WORDS.get(f.name, "")] for f in fields(up)]
-                table = Table(["field", "meaning"], rows, f"all that leaves a site under {name}")
+                table = Table(["field", "meaning"], rows, f"what a site sends under {name}")
                 figures.append(Figure(f"{name}: all fields of Up", table=table, is_folded=False))
-    text = "A site sends its method’s Up record and nothing else; images and labels stay there."
+    text = (
+        "In each round a site sends its method’s Up record, with the mean metrics of its training. "
+        "One on a machine of its own says once, before, its name, how many images it holds, their "
+        "size, their pixels’ mean and deviation and the names of its classes. "
+        f"{also_sent} Images and single labels stay there."
+    )
     return Section(title, text, figures)
 
 

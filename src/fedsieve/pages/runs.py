@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,14 @@ class RunRecord:
     """what the sweep that it belongs to calls it"""
     problems: tuple[str, ...] = ()
     """files that could not be read, a sentence each"""
+    is_tested: bool = True
+    """whether accuracy was measured on images that the model had not trained on"""
+
+    def without_accuracy(self) -> RunRecord:
+        """The same where accuracy was measured on what the model had trained on."""
+        told = ("accuracy", "class_accuracy", "worst_class_accuracy", "worst_class")
+        lines = [{k: v for k, v in line.items() if k not in told} for line in self.lines]
+        return replace(self, lines=lines, is_tested=False)
 
     @property
     def method(self) -> str:

@@ -45,11 +45,20 @@ def lost_classes(lines: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> 
     return lost
 
 
+def classes_at_zero(lines: Sequence[Mapping[str, Any]]) -> int:
+    """Classes of which no image is recognised in the end, lost or never learnt."""
+    logged = [line["class_accuracy"] for line in lines if "class_accuracy" in line]
+    return logged[-1].count(0) if logged else 0
+
+
 def lost_in_words(summary: Mapping[str, Any]) -> str | None:
-    """The classes that a summary says are lost: the first by name, how many more."""
-    lost = summary.get("lost_classes")
+    """The classes that a summary says are lost: the first by name, how many more; and how many
+    others are at zero because they were never learnt."""
+    lost, at_zero = summary.get("lost_classes"), summary.get("classes_at_zero", 0)
     if not isinstance(lost, Mapping) or not lost:
         return None
     (name, since), *others = lost.items()
     more = f" and {len(others)} more class{'es' * (len(others) > 1)}" if others else ""
-    return f"{name!r} (since round {since}){more}"
+    unlearnt = at_zero - len(lost) if isinstance(at_zero, int) else 0
+    never = f", nor of {unlearnt} that it never learnt" if unlearnt > 0 else ""
+    return f"{name!r} (since round {since}){more}{never}"

@@ -7,11 +7,12 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,19 +77,28 @@ class RunDirectory:
     def _server_file(self, rounds_done: int) -> Path:
         return self.path / "checkpoint" / f"server-{rounds_done}.safetensors"
 
-    def claim(self, recipe: Recipe) -> None:
-        """Make the folder this recipe's own, or refuse it when it holds another run."""
+    def claim(self, recipe: Recipe, command: str | None = None) -> None:
+        """Make the folder this recipe's own, or refuse it when it holds another run.
+
+        `command` is for the record: this process's own where it is left out, unknown where empty.
+        """
         self.refuse_other(recipe)
         config = self.path / CONFIG
+        is_new = not config.exists()
         for folder in (self.path, self.client_folder.parent, self.client_folder):
             remove_drafts(folder)
         write_atomically(config, tomli_w.dumps(recipe_table(recipe)).encode())
-        if not (self.path / ENVIRONMENT).exists():
-            write_atomically(self.path / ENVIRONMENT, _json(environment()))
+        if is_new or not (self.path / ENVIRONMENT).exists():  # a cut fork may have left one
+            write_atomically(self.path / ENVIRONMENT, _json(environment(command)))
 
     def refuse_other(self, recipe: Recipe) -> None:
         """Refuse a folder that holds the run of another recipe."""
         if not (self.path / CONFIG).exists():
+            check(
+                not self._commit_file.exists(),
+                f"{self.path} holds a checkpoint, but no {CONFIG} that says of what; give another "
+                "folder with --out, or delete that one.",
+            )
             return
         difference = first_difference(identity(self.recipe()), identity(recipe))
         check(
@@ -168,6 +178,8 @@ class RunDirectory:
                 "trunk": trunk_settings(other.path),
             }
             write_atomically(self.path / ENVIRONMENT, _json(record))
+            # Before the commit: what a folder without a recipe holds nobody could tell.
+            write_atomically(self.path / CONFIG, tomli_w.dumps(recipe_table(recipe)).encode())
             write_atomically(self._commit_file, other._commit_file.read_bytes())
 
     @contextlib.contextmanager
@@ -336,14 +348,37 @@ def _take_over(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def command_line() -> str:
+    """How this process was called, for the record, which others may read."""
+    return shlex.join(without_secrets([*_program(), *sys.argv[1:]]))
+
+
 def _program() -> list[str]:
-    """How this program was called."""
     name = Path(sys.argv[0]).name
     return ["python", "-m", "fedsieve"] if name == "__main__.py" else [name]
 
 
-def environment() -> dict[str, Any]:
-    """What the run ran on, for the record."""
+_SECRET = re.compile(r"(?is)--?[\w.-]*(token|secret|password)[\w.-]*(?P<value>=.*)?")
+"""An option that is called a secret, with its value where that stands in the same word."""
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """`words` less the options that are called secrets, and their values.
+
+    No command of ours has one, but programs of others may start runs, too.
+    """
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        option = _SECRET.fullmatch(word)
+        if option is None and not is_value:
+            kept.append(word)
+        is_value = option is not None and option["value"] is None
+    return kept
+
+
+def environment(command: str | None = None) -> dict[str, Any]:
+    """What the run ran on, for the record; `command` as in `RunDirectory.claim`."""
     return {
         "fedsieve": fedsieve.__version__,
         "python": platform.python_version(),
@@ -352,7 +387,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "command": shlex.join([*_program(), *sys.argv[1:]]),
+        "command": (command_line() if command is None else command) or None,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fedsieve.data.sources import is_ones_own
 from fedsieve.errors import FedsieveError, check
 from fedsieve.labels import Label, load_labels
 
@@ -25,7 +26,7 @@ TRUNK = "trunk."
 """Settings with this beginning are those of the run that a fork began from."""
 OF_METHOD = ("method.", TRUNK)
 """Settings that mean something among runs of one method only."""
-IRRELEVANT = ("seed", "name", "data.path")
+IRRELEVANT = ("seed", "name")
 """Settings in which the runs of one entry may differ, besides those of the engine."""
 
 
@@ -72,7 +73,10 @@ class Outcome:
         labels: tuple[Label, ...] = (),
     ) -> Outcome:
         """From the nested tables of config.toml and summary.json."""
-        return Outcome(flat(config), summary, folder, labels)
+        settings = flat(config)
+        if not is_ones_own(str(settings.get("data.source"))):
+            settings.pop("data.path", None)  # such data may lie anywhere and are the same
+        return Outcome(settings, summary, folder, labels)
 
     @property
     def identity(self) -> tuple[tuple[str, str], ...]:
@@ -334,6 +338,8 @@ def _column_name_by_settings(part: Settings, parts: Sequence[Settings]) -> str:
     """What differs from other scenes: data, clients, partition and noise; else the data's name."""
     differing = _differing(parts)
     words = [_text(part.get("data.source", "?"))] if "data.source" in differing else []
+    if "data.path" in differing and "data.path" in part:
+        words.append(_text(Path(str(part["data.path"])).name))
     if "scene.clients" in differing and "scene.clients" in part:
         words.append(f"{part['scene.clients']} clients")
     for section, kind_word in (("scene.partition.", "{}"), ("scene.noise.", "{} noise")):

@@ -217,11 +217,12 @@ class Simulation:
         be done while the next one trains. `trained` is told how many clients are done, of how many.
         The result are the seconds of training."""
         round, cfg, clock = self.rounds_done, self.recipe.method, Clock()
-        jobs = [
-            Job(k, self.store.get(k), self.method.send(cfg, self.server, round, k))
-            for k in self._selected(round)
-            if len(self.world.clients[k])
-        ]
+        with one_thread():  # the order of a sum depends on how many there are
+            jobs = [
+                Job(k, self.store.get(k), self.method.send(cfg, self.server, round, k))
+                for k in self._selected(round)
+                if len(self.world.clients[k])
+            ]
         sent = self.method.networks(self.server)
 
         def aside() -> None:
@@ -236,7 +237,8 @@ class Simulation:
         server_metrics: Mapping[str, float] = {}
         if usable:
             ups = {result.client: result.up for result in usable}
-            self.server, server_metrics = self.method.merge(cfg, self.server, round, ups)
+            with one_thread():
+                self.server, server_metrics = self.method.merge(cfg, self.server, round, ups)
         for result in usable:
             self.store.put(result.client, result.state, round)
         clock.lap("merge")
@@ -429,7 +431,14 @@ def processes_for(recipe: Recipe, device: torch.device) -> int:
     """How many train the clients of a long run, once that may start worker processes by itself."""
     if device.type != "cpu" or recipe.engine.workers != 0:
         return 1
-    return min(len(os.sched_getaffinity(0)), recipe.clients_per_round)
+    return min(usable_cores(), recipe.clients_per_round)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; all of the machine where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def first_runner(recipe: Recipe, world: World, setup: Setup, folder: Path) -> Runner:

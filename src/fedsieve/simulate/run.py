@@ -47,11 +47,12 @@ def run(
             directory.tidy_up()  # in case the run was cut before it could
             save_labels(labels, out)
             return finished
-        if fork is not None and directory.last_checkpoint() is None:
-            directory.begin_as_fork(RunDirectory(fork), recipe)
         if pick_device(recipe.engine.device).type == "cuda" and compiles_steps(recipe):
             import_compiler()  # while the data are read
-        simulation = Simulation.open(recipe, directory, data or load_data(recipe))
+        data = data or load_data(recipe)
+        if fork is not None and directory.last_checkpoint() is None:
+            directory.begin_as_fork(RunDirectory(fork), recipe)
+        simulation = Simulation.open(recipe, directory, data)
         try:
             save_labels(labels, out)  # not before: a folder that is refused has its own
             reporter.started(recipe, out, simulation.rounds_done)

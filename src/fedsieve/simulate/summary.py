@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedsieve.recipe import Recipe
-from fedsieve.simulate.by_class import lost_classes
+from fedsieve.simulate.by_class import classes_at_zero, lost_classes
 from fedsieve.types import Metrics
 
 LAST_ROUNDS = 10
@@ -42,6 +42,7 @@ def summary_of(
         summary["worst_class_accuracy"] = lines[-1]["worst_class_accuracy"]
     if lost := lost_classes(lines, classes):
         summary["lost_classes"] = lost
+        summary["classes_at_zero"] = classes_at_zero(lines)
     seconds = [sum(line["seconds"].values()) for line in lines]
     return summary | {
         "bytes_up": sum(line["bytes_up"] for line in lines),

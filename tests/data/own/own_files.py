@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 
@@ -34,3 +37,28 @@ def class_folders(root: Path, classes: dict[str, int], *, start: int = 0, **how:
             save(root / name / f"{number}.png", value % 256, **how)
             value += 1
     return root
+
+
+def close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a folder refuse to be opened, as permissions do to all but root."""
+    scandir, listdir, stat = os.scandir, os.listdir, os.stat
+
+    def refuse(is_asked: bool) -> None:
+        if is_asked:
+            raise PermissionError(13, "Permission denied", str(folder))
+
+    def scan(place: Any) -> Any:
+        refuse(Path(place) == folder)
+        return scandir(place)
+
+    def names(place: Any) -> list[str]:
+        refuse(Path(place) == folder)
+        return listdir(place)
+
+    def look(place: Any, **how: Any) -> os.stat_result:
+        refuse(not isinstance(place, int) and Path(os.fsdecode(place)).parent == folder)
+        return stat(place, **how)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(os, "listdir", names)
+    monkeypatch.setattr(os, "stat", look)

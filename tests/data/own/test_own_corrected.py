@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from own_files import class_folders, save
+from own_files import class_folders, close, save
 
 from fedsieve.data.own import (
     Correction,
@@ -424,6 +424,16 @@ def test_without_verdicts_the_reading_stays(tmp_path_factory, sites, with_file):
     assert_same_reading(own, read_own(out, reading))
     assert done == Correction(kept=len(own), relabelled=0, dropped=0)
     assert contents(data) == before
+
+
+def test_a_site_that_may_not_be_opened_is_not_in_the_copy(tmp_path: Path, monkeypatch):
+    data, out = tmp_path / "data", tmp_path / "new"
+    for site in ("a", "b"):
+        class_folders(data / site, {"cat": 1, "dog": 1})
+    close(data / "b", monkeypatch)
+    done = apply_verdicts([], data, out)
+    assert done == Correction(kept=2, relabelled=0, dropped=0)
+    assert sorted(contents(out)) == ["a/cat/0.png", "a/dog/0.png"]
 
 
 # ------------------------------------------------------------------------------------- the table

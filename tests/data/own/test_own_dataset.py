@@ -130,6 +130,30 @@ def test_folders_train_and_test_are_the_splits(federation: Path, tmp_path: Path)
     assert data.site_names == ("a-site", "b-site")
 
 
+def test_a_table_beside_folders_train_and_test_is_read_whole(tmp_path: Path):
+    for split in ("train", "test"):
+        class_folders(tmp_path / split, {"cat": 3, "dog": 3})
+    listed = [
+        f"{split}/{name}/{n}.png,{name}"
+        for split in ("train", "test")
+        for name in ("cat", "dog")
+        for n in range(3)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *listed]))
+    data = load("table", tmp_path)
+    # of the six of each class the third is held out
+    assert (len(data.train_labels), len(data.test_labels)) == (10, 2)
+    assert len(load("folder", tmp_path).test_labels) == 6
+
+
+def test_a_split_within_sites_is_not_trained_on(tmp_path: Path):
+    for site in ("a", "b"):
+        for split in ("train", "test"):
+            class_folders(tmp_path / site / split, {"cat": 3, "dog": 3})
+    with pytest.raises(FedsieveError, match="put the split above the sites"):
+        load("sites", tmp_path)
+
+
 def test_classes_may_be_called_train_and_test(tmp_path: Path):
     class_folders(tmp_path, {"train": 3, "test": 3})
     assert load("folder", tmp_path).classes == ("test", "train")
@@ -162,12 +186,14 @@ def test_a_thumbnail_tells_nothing_but_pixels(tmp_path: Path):
     note[0x010E] = "the patient's name"
     for name in "ab":
         (tmp_path / name).mkdir()
-        Image.new("L", (99, 99)).save(tmp_path / name / "0.jpg", exif=note, comment=b"secret")
+        photo = Image.new("L", (99, 99))
+        photo.save(tmp_path / name / "0.jpg", exif=note, comment=b"secret", icc_profile=b"camera")
     own = read_own(tmp_path)
     png = thumbnail(own, 0)
     assert b"patient" not in png
     assert b"secret" not in png
     assert not opened(png).getexif()
+    assert opened(png).info == {}, "a colour profile, for one, would be copied into the PNG"
 
 
 def test_a_thumbnail_without_its_file_shows_what_was_read(tmp_path: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from own_files import class_folders, picture, save
+from own_files import class_folders, close, picture, save
 from PIL import Image
 
 from fedsieve.data.own import OwnData, Reading, Skipped, read_own
@@ -541,12 +541,104 @@ def test_a_site_without_images_and_two_of_one_name(tmp_path: Path):
     assert "two sites called 'a'" in refused(tmp_path)
 
 
+def test_a_site_that_may_not_be_opened(tmp_path: Path, monkeypatch):
+    for site in ("a", "b", "c"):
+        class_folders(tmp_path / site, {"cat": 1, "dog": 1})
+    close(tmp_path / "b", monkeypatch)
+    own = read_own(tmp_path)
+    assert list(own.sites) == ["a", "c"]
+    assert own.skipped == (Skipped("b", "a folder that you may not open"),)
+    assert read_own(tmp_path, Reading(kind="sites")).skipped == own.skipped
+    with pytest.raises(PermissionError):
+        read_own(tmp_path / "b")
+
+
+def nested(root: Path, classes: dict[str, int], *, sites: tuple[str, ...], folder: str) -> Path:
+    """Three sites with the same classes, which at some `sites` lie in a further folder."""
+    for site in ("a", "b", "c"):
+        class_folders(root / site / folder if site in sites else root / site, classes)
+    return root
+
+
+@pytest.mark.parametrize("sites", [("b",), ("b", "c")])
+def test_a_site_whose_classes_lie_too_deep_is_refused(tmp_path: Path, sites: tuple[str, ...]):
+    nested(tmp_path, {"cat": 1, "dog": 1}, sites=sites, folder="train")
+    save(tmp_path / "a" / "train.txt" / "x.png")  # a class of another name
+    sentence = refused(tmp_path)
+    assert sentence.startswith(f"{tmp_path / 'b' / 'train'} holds folders that are classes at")
+    assert "('cat', 'dog'); move them up into" in sentence
+    assert refused(tmp_path, Reading(kind="sites")) == sentence
+    # What is written down is meant.
+    (tmp_path / "classes.txt").write_text("cat\ndog\ntrain\ntrain.txt\n")
+    assert given_names(read_own(tmp_path))["b/train/cat/0.png"] == "train"
+
+
+def test_one_class_that_lies_too_deep_is_enough(tmp_path: Path):
+    nested(tmp_path, {"cat": 1, "dog": 1}, sites=(), folder="")
+    (tmp_path / "b" / "more").mkdir()
+    (tmp_path / "b" / "dog").rename(tmp_path / "b" / "more" / "dog")
+    assert "('dog'); move them up" in refused(tmp_path)
+
+
+def test_ordinary_folders_of_a_class_at_a_site_are_read(tmp_path: Path):
+    nested(tmp_path, {"cat": 1, "dog": 1}, sites=(), folder="")
+    save(tmp_path / "a" / "cat" / "dog" / "x.png")  # a class that all sites have
+    save(tmp_path / "a" / "emu" / "2021" / "x.png")
+    save(tmp_path / "a" / "fox" / "emu" / "x.png")  # no other site has emus
+    given = given_names(read_own(tmp_path))
+    assert given["a/cat/dog/x.png"] == "cat"
+    assert given["a/emu/2021/x.png"] == "emu"
+    assert given["a/fox/emu/x.png"] == "fox"
+
+
 def test_a_split_is_not_taken_for_sites(tmp_path: Path):
     for split in ("train", "test"):
         class_folders(tmp_path / split, {"cat": 1, "dog": 1})
     sentence = refused(tmp_path)
     assert "a split into train and test" in sentence
+    assert f"give {tmp_path / 'train'} (`fedsieve audit` also takes --test" in sentence
     assert list(read_own(tmp_path, Reading(kind="sites")).sites) == ["test", "train"]
+    for folder in (tmp_path / "test" / "cat", tmp_path / "test" / "dog"):
+        (folder / "0.png").unlink()
+    assert refused(tmp_path) == sentence
+
+
+def test_a_split_of_sites_is_not_taken_for_sites(tmp_path: Path):
+    for split in ("train", "test"):
+        class_folders(tmp_path / split / "north", {"cat": 1, "dog": 1})
+        np.savez(tmp_path / split / "south.npz", x=arrays(2, 8, 8), y=np.array(["cat", "dog"]))
+    sentence = refused(tmp_path)
+    assert f"a split into train and test, which are no sites: give {tmp_path / 'train'}" in sentence
+    assert "if you mean it" not in sentence  # its sites would then be classes
+    assert refused(tmp_path, Reading(kind="sites")) == sentence
+    assert list(read_own(tmp_path / "train").sites) == ["north", "south"]
+
+
+def test_sites_that_are_split_are_told_how_to_split(tmp_path: Path):
+    class_folders(tmp_path / "a", {"cat": 1, "dog": 1})
+    for split in ("train", "test"):
+        class_folders(tmp_path / "b" / split, {"cat": 1, "dog": 1})
+    for reading in (Reading(), Reading(kind="sites")):
+        sentence = refused(tmp_path, reading)
+        assert sentence.startswith(f"{tmp_path / 'b'} holds a split into train and test")
+        assert f"{tmp_path}/train/b and {tmp_path}/test/b" in sentence
+
+
+def test_a_split_that_may_not_be_opened_is_no_site(tmp_path: Path, monkeypatch):
+    for split in ("train", "test"):
+        class_folders(tmp_path / split / "north", {"cat": 1, "dog": 1})
+    close(tmp_path / "train", monkeypatch)
+    with pytest.raises(PermissionError):
+        read_own(tmp_path, Reading(kind="sites"))
+
+
+@pytest.mark.parametrize("folder", [".", "images"])
+def test_a_table_says_itself_what_a_split_holds(tmp_path: Path, folder: str):
+    for split in ("train", "test"):
+        class_folders(tmp_path / folder / split, {"cat": 1, "dog": 1})
+    table(tmp_path, f"path,label\n{folder}/train/cat/0.png,a\n{folder}/test/dog/0.png,b\n")
+    own = read_own(tmp_path)
+    assert (own.kind, own.classes) == ("table", ("a", "b"))
 
 
 def test_links_to_sites_are_not_followed_but_listed(tmp_path: Path):

@@ -1,7 +1,7 @@
 """People's own image data: folders, tables, .npz files, and one of these per site."""
 
 from fedsieve.data.own.corrected import Correction, Verdict, apply_verdicts, read_verdicts
-from fedsieve.data.own.dataset import as_dataset
+from fedsieve.data.own.dataset import as_dataset, read_splits
 from fedsieve.data.own.export import export_digits
 from fedsieve.data.own.read import read_own
 from fedsieve.data.own.reading import OwnData, Reading, Skipped
@@ -17,6 +17,7 @@ __all__ = [
     "as_dataset",
     "export_digits",
     "read_own",
+    "read_splits",
     "read_verdicts",
     "thumbnail",
 ]

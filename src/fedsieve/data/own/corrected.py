@@ -30,14 +30,13 @@ from fedsieve.data.own.layout import (
     Found,
     Part,
     Sample,
+    found_at,
     is_file_inside,
     kind_of,
-    parts_of,
     read_npz,
     read_table,
     refuse_inside,
     root_of,
-    samples_of,
 )
 from fedsieve.data.own.names import CLASSES_FILE, candidates, class_name, id_of, path_of, some
 from fedsieve.data.own.read import classes_found, fixed_classes
@@ -98,7 +97,7 @@ def apply_verdicts(
     root = root_of(data)
     refuse_inside(data, out)
     names = fixed_classes(root, reading)
-    found_in = {part: samples_of(root, part, names) for part in parts_of(data, kind)}
+    found_in = found_at(data, kind, names)
     found = Found()
     for one in found_in.values():
         found.add(one)
@@ -190,6 +189,8 @@ class _Copy:
 
 def _write_folder(copy: _Copy, part: Part, found: Found) -> None:
     """Copy the images; those with a new label last, so that the others keep their names."""
+    if not found.class_names:
+        return  # perhaps a site's that may not be opened
     folder_of = _class_folders(part, {*found.class_names, *copy.kept_labels(found)})
     for folder in folder_of.values():
         (copy.draft / part.below / folder).mkdir(parents=True, exist_ok=True)

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsieve.data.own.layout import kind_of
+from fedsieve.data.own.layout import split_of
 from fedsieve.data.own.read import fixed_classes, read_own
-from fedsieve.data.own.reading import AS_FOUND, ONE_SITE, Kind, OwnData, Reading
+from fedsieve.data.own.reading import AS_FOUND, ONE_SITE, Kind, KindOrAuto, OwnData, Reading
 from fedsieve.data.sources.dataset import (
     Dataset,
     channel_statistics,
     every_fifth_per_class,
 )
-from fedsieve.errors import FedsieveError, check
+from fedsieve.errors import check
 
 TINY_SIDE = 8
 """Images with a shorter side are not distorted."""
@@ -73,23 +73,21 @@ def as_dataset(own: OwnData, test: OwnData | None) -> Dataset:
 
 
 def load_own(path: Path, kind: Kind) -> Dataset:
-    """The data set at `path`; where its folders train and test hold data, these are its splits.
+    """The data set at `path`, with its own test images where it holds a split."""
+    return as_dataset(*read_splits(path, kind))
+
+
+def read_splits(path: Path, kind: KindOrAuto = "auto") -> tuple[OwnData, OwnData | None]:
+    """The data at `path`, or where its folders train and test hold data, these two.
 
     The test images are then read with the size, channels and classes of the others.
     """
-    train, test = path / "train", path / "test"
-    if not (_holds_data(train) and _holds_data(test)):
-        return as_dataset(read_own(path, Reading(kind=kind)), None)
+    split = split_of(path, kind)
+    if split is None:
+        return read_own(path, Reading(kind=kind)), None
+    train, test = split
     own = read_own(train, Reading(kind=kind, classes=fixed_classes(path, AS_FOUND)))
-    return as_dataset(own, read_own(test, own.reading_alike()))
-
-
-def _holds_data(folder: Path) -> bool:
-    """Whether a folder is a data set of its own, and not that of a class that is called so."""
-    try:
-        return folder.is_dir() and bool(kind_of(folder))
-    except FedsieveError:
-        return False
+    return own, read_own(test, own.reading_alike())
 
 
 def _owners(own: OwnData) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Literal
@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsieve.data.own.names import class_name, id_of
+from fedsieve.data.own.names import CLASSES_FILE, class_name, id_of, some
 from fedsieve.data.own.reading import ONE_SITE, Kind, KindOrAuto, Skipped
 from fedsieve.data.own.tables import read_rows
 from fedsieve.data.sources.npz import (
@@ -44,6 +44,7 @@ SITE_COLUMNS = ("site", "client")
 
 SPLIT_NAMES = frozenset({"train", "test"})
 
+CLOSED = "a folder that you may not open"
 LINK_TO_FOLDER = "a link to a folder, which is not followed"
 LINK_ASTRAY = "a link that leads nowhere or out of the data folder"
 
@@ -78,10 +79,72 @@ class Found:
 
 
 def kind_of(path: Path, said: KindOrAuto = "auto") -> Kind:
-    """The layout of the data at `path`: the one that was `said`, or told from names alone."""
+    """The layout of the data at `path`: the one that was `said`, or told from names alone.
+
+    Two splits, or sites that hold two each, are no data that can be read as one.
+    """
     check(path.exists(), f"There is nothing at {path}; give the folder or file of your data.")
-    if said != "auto":
-        return said
+    if path.is_dir() and (said == "sites" or (said == "auto" and table_in(path) is None)):
+        _refuse_splits(path, said)
+    return _kind_by_names(path) if said == "auto" else said
+
+
+def split_of(path: Path, said: KindOrAuto = "auto") -> tuple[Path, Path] | None:
+    """The folders train and test of `path` where both hold data: then these are its two splits.
+
+    A table beside them says itself which images count.
+    """
+    if said in ("auto", "table") and table_in_open(path) is not None:
+        return None
+    train, test = path / "train", path / "test"
+    return (train, test) if _holds_data(train) and _holds_data(test) else None
+
+
+def _holds_data(folder: Path) -> bool:
+    """Whether a folder is a data set of its own, and not that of a class that is called so.
+
+    One that is there and may not be opened is taken for one: who reads it then is told.
+    """
+    try:
+        is_there = folder.is_dir()
+    except PermissionError:
+        return False
+    try:
+        return is_there and bool(_kind_by_names(folder))
+    except FedsieveError:
+        return False
+    except PermissionError:
+        return True
+
+
+def _refuse_splits(path: Path, said: KindOrAuto) -> None:
+    """Refuse a split, unless its two folders are `said` to be sites and hold none themselves, and
+    sites that are split."""
+    split = split_of(path, said)
+    if split is not None:
+        may_be_sites = _kind_by_names(split[0]) != "sites"
+        check(said == "sites" and may_be_sites, _on_split(path, may_be_sites=may_be_sites))
+        return
+    for site in subfolders(path):
+        check(
+            split_of(site) is None,
+            f"{site} holds a split into train and test, which are no classes; put the split above "
+            f"the sites: {path / 'train' / site.name} and {path / 'test' / site.name}, and so for "
+            "each site.",
+        )
+
+
+def _on_split(path: Path, *, may_be_sites: bool) -> str:
+    or_sites = ', or name the kind "sites" if you mean it' if may_be_sites else ""
+    return (
+        f"{path} holds a split into train and test, which are no sites: give {path / 'train'} "
+        f"(`fedsieve audit` also takes --test {path / 'test'}; only training takes both from "
+        f"here){or_sites}."
+    )
+
+
+def _kind_by_names(path: Path) -> Kind:
+    """The layout of the data at `path` as far as names tell it."""
     if path.is_file():
         ending = path.suffix.lower()
         check(
@@ -93,7 +156,7 @@ def kind_of(path: Path, said: KindOrAuto = "auto") -> Kind:
     if table_in(path) is not None:
         return "table"
     folders = subfolders(path)
-    has_classes = any(_has_images(f) for f in folders if table_in(f) is None)
+    has_classes = any(_has_images(f) for f in folders if table_in_open(f) is None)
     has_sites = bool(npz_files(path)) or any(_is_site(folder) for folder in folders)
     links = (entry for entry in _listed(path) if entry.is_symlink())
     has_links = LINK_TO_FOLDER in map(_not_followed, links)
@@ -111,8 +174,7 @@ def kind_of(path: Path, said: KindOrAuto = "auto") -> Kind:
     )
     check(
         not (has_sites and {folder.name for folder in folders} >= SPLIT_NAMES),
-        f"{path} holds a split into train and test, which are no sites: give {path / 'train'} "
-        '(only training takes both from here), or name the kind "sites" if you mean it.',
+        _on_split(path, may_be_sites=True),
     )
     return "folder" if has_classes else "sites"
 
@@ -157,7 +219,7 @@ def _sites(root: Path) -> list[Part]:
         )
         if place.is_file():
             parts[site] = Part("npz", place, f"{name}/", site)
-        elif (table := table_in(place)) is not None:
+        elif (table := table_in_open(place)) is not None:
             parts[site] = Part("table", table, f"{name}/", site)
         else:
             parts[site] = Part("folder", place, f"{name}/", site)
@@ -179,12 +241,46 @@ def refuse_inside(data: Path, out: Path) -> None:
     )
 
 
-def samples_of(root: Path, part: Part, names: Sequence[str] | None) -> Found:
-    """The samples of a part; ids are relative to `root`.
+def found_at(path: Path, kind: Kind, names: Sequence[str] | None) -> dict[Part, Found]:
+    """What each piece of data of a `kind` holds; ids are relative to `root_of(path)`.
 
     `names` are the classes where they are known, for labels that are written as numbers.
     """
+    root = root_of(path)
+    found_in = {part: _samples_of(root, part, names) for part in parts_of(path, kind)}
+    _refuse_nested(found_in, names or ())
+    return found_in
+
+
+def _refuse_nested(found_in: Mapping[Part, Found], names: Collection[str]) -> None:
+    """Refuse a site whose class folders lie one folder too deep: all would be one class.
+
+    Images in deeper folders belong to the class of the upper one, so only names can tell: those of
+    the deeper folders are classes at sites that have no class of the upper one's name.
+    """
+    for part, found in found_in.items():
+        if part.kind != "folder" or part.site is None or not found.class_names:
+            continue
+        for folder in filter(_may_open, subfolders(part.place)):
+            label = class_name(folder.name)
+            inner = {class_name(deeper.name) for deeper in subfolders(folder)}
+            if not inner or label in names:
+                continue
+            others = [f.class_names for f in found_in.values() if label not in f.class_names]
+            nested = sorted(inner & {name for names_there in others for name in names_there})
+            check(
+                not nested,
+                f"{folder} holds folders that are classes at other sites ({some(nested, 3)}); move "
+                f"them up into {part.place}, or name all classes in {CLASSES_FILE} if {label!r} "
+                "is one.",
+            )
+
+
+def _samples_of(root: Path, part: Part, names: Sequence[str] | None) -> Found:
     found = Found()
+    if part.kind == "folder" and part.site is not None and not _may_open(part.place):
+        found.skip(part.below.rstrip("/"), CLOSED)
+        return found
     if part.kind == "npz":
         _add_npz(found, part, names)
     elif part.kind == "table":
@@ -200,6 +296,14 @@ def table_in(folder: Path) -> Path | None:
     """The table of a folder, where it has one."""
     places = (folder / name for name in TABLE_NAMES)
     return next((file for file in places if is_file_inside(file, folder)), None)
+
+
+def table_in_open(folder: Path) -> Path | None:
+    """The table of a folder, where it has one and may be opened."""
+    try:
+        return table_in(folder)
+    except PermissionError:
+        return None
 
 
 def npz_files(folder: Path) -> list[Path]:
@@ -243,6 +347,14 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
             (e for e in entries if e.name[0] != "." and e.name.lower() not in SYSTEM_NAMES),
             key=lambda entry: entry.name,
         )
+
+
+def _may_open(folder: Path) -> bool:
+    try:
+        with os.scandir(folder):
+            return True
+    except PermissionError:
+        return False
 
 
 def _is_image_name(name: str) -> bool:
@@ -317,7 +429,7 @@ def _images_below(found: Found, root: Path, top: str) -> Iterator[tuple[str, Pat
         try:
             entries = _listed(root / folder)
         except PermissionError:
-            found.skip(folder, "a folder that you may not open")
+            found.skip(folder, CLOSED)
             continue
         for entry in entries:
             path, file = f"{folder}/{entry.name}", Path(entry.path)

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from fedsieve.data.own.layout import (
     Found,
     Sample,
+    found_at,
     is_file_inside,
     kind_of,
     misplaced_beside_sites,
-    parts_of,
     root_of,
-    samples_of,
 )
 from fedsieve.data.own.names import (
     CLASSES_FILE,
@@ -53,8 +52,8 @@ def read_own(path: Path, reading: Reading = AS_FOUND, progress: Progress | None 
     root = root_of(path)
     fixed = fixed_classes(root, reading)
     found = misplaced_beside_sites(root) if kind == "sites" else Found()
-    for part in parts_of(path, kind):
-        found.add(samples_of(root, part, fixed))
+    for part in found_at(path, kind, fixed).values():
+        found.add(part)
     if not found.samples:
         _refuse_other_kind(path, kind)
     samples = sorted(found.samples, key=_place)

@@ -1,4 +1,4 @@
-"""CSV files that are safe to open in a spreadsheet: the one place where fedsieve writes them.
+"""CSV files that are safe to open in a spreadsheet, and that are read as they were written.
 
 A spreadsheet takes a cell that starts with =, +, -, @, a tab or a carriage return for a formula. So
 such a cell is written with an apostrophe before it, as is one that starts with an apostrophe; on
