@@ -9,7 +9,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "fedsieve"
-AT_THE_BOTTOM = {"types", "errors", "serial", "config", "packed", "files", "labels", "ports"}
+AT_THE_BOTTOM = {
+    "types",
+    "errors",
+    "serial",
+    "config",
+    "packed",
+    "files",
+    "labels",
+    "ports",
+    "formulas",
+}
 """Modules that the page does not place because they know of nothing above them."""
 AT_THE_TOP = {"__main__"}
 

@@ -21,9 +21,17 @@ from fedsieve.cli.table import (
     latex,
     markdown,
 )
+from fedsieve.data.sources import SOURCES
 from fedsieve.labels import Label, load_labels, save_labels
 from fedsieve.recipe import cells
-from fedsieve.simulate.results import Outcome, arrange, flat, once_per_seed, score_of
+from fedsieve.simulate.results import (
+    TOLD_BY_PATH,
+    Outcome,
+    arrange,
+    flat,
+    once_per_seed,
+    score_of,
+)
 
 
 def config(method="fedavg", seed=1, noise=None, **top):
@@ -427,6 +435,7 @@ def test_runs_on_different_data_of_ones_own_are_no_seeds_of_one_entry():
         ]
         return arranged(*((table, {"last10": 50.0}) for table in tables))
 
+    assert {name for name, source in SOURCES.items() if source.is_own} <= set(TOLD_BY_PATH)
     assert found("sites").columns == ("ward", "clinic")
     assert found("npz").columns == ("ward", "clinic")
     public = found("cifar10")

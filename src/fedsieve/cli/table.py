@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from fedsieve.cli.options import POSITIONAL, parse
-from fedsieve.data.own.tables import ESCAPED_STARTS
 from fedsieve.errors import check
+from fedsieve.formulas import ESCAPED_STARTS
 from fedsieve.simulate.results import (
     Arranged,
     Outcome,

@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from fedsieve import __version__
 from fedsieve.config import field_docs
-from fedsieve.data.sources import is_ones_own
 from fedsieve.errors import check
 from fedsieve.methods import METHODS
 from fedsieve.pages import plot
@@ -21,7 +20,7 @@ from fedsieve.pages.plot import Series
 from fedsieve.pages.runs import RunRecord, labels_of, read_run
 from fedsieve.simulate.by_class import lost_in_words
 from fedsieve.simulate.findings import Findings, Site
-from fedsieve.simulate.results import flat
+from fedsieve.simulate.results import TOLD_BY_PATH, flat
 from fedsieve.simulate.summary import LAST_ROUNDS
 
 MOST_RUNS = 24
@@ -258,7 +257,7 @@ def _scene(run: RunRecord) -> str:
     data = run.config.get("data")
     data = data if isinstance(data, Mapping) else {}
     source = data.get("source")
-    path = data.get("path") if is_ones_own(str(source)) else None
+    path = data.get("path") if source in TOLD_BY_PATH else None
     return json.dumps([source, path, run.config.get("scene")], sort_keys=True, default=str)
 
 

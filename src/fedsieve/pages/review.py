@@ -6,8 +6,8 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsieve.data.own.tables import ESCAPED_STARTS
 from fedsieve.errors import check
+from fedsieve.formulas import ESCAPED_STARTS
 from fedsieve.pages.html import render
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedsieve.data.sources import is_ones_own
 from fedsieve.errors import FedsieveError, check
 from fedsieve.labels import Label, load_labels
 
@@ -26,6 +25,8 @@ TRUNK = "trunk."
 """Settings with this beginning are those of the run that a fork began from."""
 OF_METHOD = ("method.", TRUNK)
 """Settings that mean something among runs of one method only."""
+TOLD_BY_PATH = ("folder", "table", "sites", "npz")
+"""Sources of which the path says which data they are; the others are the same wherever they lie."""
 IRRELEVANT = ("seed", "name")
 """Settings in which the runs of one entry may differ, besides those of the engine."""
 
@@ -74,7 +75,7 @@ class Outcome:
     ) -> Outcome:
         """From the nested tables of config.toml and summary.json."""
         settings = flat(config)
-        if not is_ones_own(str(settings.get("data.source"))):
+        if settings.get("data.source") not in TOLD_BY_PATH:
             settings.pop("data.path", None)  # such data may lie anywhere and are the same
         return Outcome(settings, summary, folder, labels)
 

@@ -14,11 +14,8 @@ from pathlib import Path
 
 from fedsieve.errors import FedsieveError, check
 from fedsieve.files import write_atomically
+from fedsieve.formulas import ESCAPED_STARTS
 
-FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
-"""What a spreadsheet may take for the start of a formula, full-width forms included."""
-ESCAPED_STARTS = ("'", "\ufeff", *FORMULA_STARTS)
-"""A byte order mark too, since it would be lost at the start of a file."""
 DELIMITERS = ",;\t|"
 
 

@@ -30,7 +30,6 @@ __all__ = [
     "Dataset",
     "Progress",
     "Source",
-    "is_ones_own",
     "load",
     "load_clothing1m",
 ]
@@ -112,11 +111,6 @@ SOURCES: dict[str, Source] = {
         load_npz,
     ),
 }
-
-
-def is_ones_own(name: str) -> bool:
-    """Whether it is the path that says which data these are, not the name of their source."""
-    return name in ("folder", "table", "sites", "npz")
 
 
 def load(name: str, path: Path | None = None) -> Dataset:
