@@ -186,6 +186,25 @@ def test_a_federation_that_ends_in_its_warm_up_says_so(tmp_path: Path) -> None:
     assert any("feddiv begins with round 21, but this run ends" in line for line in stage.said)
 
 
+def test_a_server_adds_up_in_the_same_order_on_any_number_of_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, method = [], METHODS["fedavg"]
+
+    def merge(*arguments: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return method.merge(*arguments)
+
+    monkeypatch.setitem(METHODS, "fedavg", replace(method, merge=merge))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        Stage(tmp_path).run(small_recipe(rounds=1))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]
+
+
 def test_what_is_sent_holds_no_path_of_the_servers(tmp_path: Path) -> None:
     recipe = small_recipe(
         data={"source": "sites", "path": str(tmp_path)},

@@ -226,7 +226,8 @@ class Engine:
         ]
         nodes = self._connected(selected)
         clock.lap("wait")
-        downs = {k: self.method.send(cfg, self.server, round, k) for k in nodes}
+        with one_thread():
+            downs = {k: self.method.send(cfg, self.server, round, k) for k in nodes}
         answers, refused = self._ask(round, nodes, downs)
         clock.lap("train")
         sent = self.method.weights(self.server)
@@ -372,7 +373,8 @@ class Engine:
             self.say(f"Round {round + 1}: no usable reply; the global model stays as it is.")
             return {}
         cfg = self.settings.recipe.method
-        self.server, metrics = self.method.merge(cfg, self.server, round, ups)
+        with one_thread():  # as a simulation merges, whatever the number of cores
+            self.server, metrics = self.method.merge(cfg, self.server, round, ups)
         return metrics
 
     def _drift(self, ups: Mapping[ClientId, Any], sent: Weights) -> float | None:

@@ -496,8 +496,8 @@ def prepare(cfg: Config, client: Client, down: Down, shard: Shard, logits: Tenso
         )
         labels, offered = held.where(clean, pseudo), clean | sure if adds_relabelled else clean
         if switches.persist_relabels and cfg.relabel:
-            agreed = _first_agreement(cfg, client, logits, pseudo) if cfg.pcs else sure
-            kept = pseudo.where(sure & agreed, held)
+            replaced = sure & _first_agreement(cfg, client, logits, pseudo) if cfg.pcs else sure
+            kept = pseudo.where(replaced, held)
     return Lesson(
         logits=logits,
         held=held,
